@@ -1,0 +1,5 @@
+"""`python -m bayesrnn`."""
+
+from bayesrnn.cli import main
+
+main()

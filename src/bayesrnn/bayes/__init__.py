@@ -1,0 +1,19 @@
+"""Posteriors, priors, their KL, and `bayesianize`."""
+
+from bayesrnn.bayes.bayesianize import Bayesian, bayesianize, default_input_axis
+from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
+from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
+
+__all__ = [
+    "Bayesian",
+    "Delta",
+    "Gaussian",
+    "Laplace",
+    "Normal",
+    "Posterior",
+    "Prior",
+    "ScaleMixture",
+    "Uniform",
+    "bayesianize",
+    "default_input_axis",
+]

@@ -1,0 +1,232 @@
+"""What the weights are drawn from: q(theta).
+
+Every posterior here is a location-scale family over one flat block of weights,
+theta = loc + scale * eps, one independent eps a weight. A posterior is a frozen, stateless
+dataclass (a recipe's `[posterior]` table is one); the tensors it speaks of live in the block and
+are handed to it, so that the eager path and a compiled one call the very same methods.
+
+Build: the dataclass. State: `init`. Use: `noise`, `draw`, `refine`, `mean`, `std`.
+Gradients: `pull` (d loss / d theta to d loss / d parameters) and `chain`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesrnn.errors import require
+
+Tensors = Mapping[str, Tensor]
+
+SMALLEST_SCALE = 1e-5
+
+
+def softplus_inverse(y: Tensor) -> Tensor:
+    """The x with softplus(x) = y > 0, without overflow for large y.
+
+    >>> x = torch.tensor([-3.0, 0.0, 50.0])
+    >>> torch.allclose(softplus_inverse(F.softplus(x)), x)
+    True
+    """
+    return y + torch.log(-torch.expm1(-y))
+
+
+class Posterior(ABC):
+    """The methods a block calls. All tensors are flat and of one length."""
+
+    kind: ClassVar[str]
+    looks_at_data: ClassVar[bool] = False
+    """Whether `refine` wants the gradient of the batch's loss at the draw (sharpening)."""
+    proper: ClassVar[bool] = True
+    """Whether q has a density, so that bits can be spent on its weights."""
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether `pull` wants the gradient of one sequence at a time (Graves, eq. 17)."""
+        return False
+
+    @abstractmethod
+    def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The learnt tensors, by name, for weights that start at `loc`."""
+
+    @abstractmethod
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """What is random in one draw; what a block holds between forwards."""
+
+    @abstractmethod
+    def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """theta, from the learnt tensors and the noise."""
+
+    @abstractmethod
+    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+        """The gradient with respect to theta, pulled back through `draw`."""
+
+    @abstractmethod
+    def chain(
+        self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The gradient with respect to (loc, scale), turned into that of the learnt tensors."""
+
+    @abstractmethod
+    def std(self, parameters: Tensors) -> Tensor | None:
+        """The standard deviation of each weight; None where there is none."""
+
+    @abstractmethod
+    def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+        """The learnt tensors that have this mean and scale: the inverse of `mean`, `std`."""
+
+    def mean(self, parameters: Tensors) -> Tensor:
+        return parameters["loc"]
+
+    def refine(
+        self,
+        parameters: Tensors,
+        noise: Tensors,
+        gradient: Tensor,
+        generator: torch.Generator | None,
+    ) -> Tensors:
+        """The noise after a look at the batch: `gradient` is that of its loss at the draw."""
+        return noise
+
+
+@dataclass(frozen=True)
+class Delta(Posterior):
+    """A point: the ordinary network (Graves 2011, Section 5.1).
+
+    With a prior it is penalised maximum likelihood: Normal gives weight decay, Laplace L1.
+    """
+
+    kind: ClassVar[str] = "delta"
+    proper: ClassVar[bool] = False
+
+    def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        return {"loc": loc}
+
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return {}
+
+    def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        return parameters["loc"]
+
+    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+        return {"loc": gradient}
+
+    def chain(
+        self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        return {"loc": d_loc}
+
+    def std(self, parameters: Tensors) -> None:
+        return None
+
+    def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+        return {"loc": loc}
+
+
+@dataclass(frozen=True)
+class Gaussian(Posterior):
+    """Independent Gaussians, theta = mu + sigma * eps (Fortunato 2017, Algorithm 2).
+
+    `scale` is where sigma starts: a number, or (low, high) for sigma = softplus(rho) with rho
+    uniform between the two. Learnt, sigma = softplus(rho) + 1e-5. With `learn_scale=False`
+    sigma stays at the number: weight noise (Graves 2011, Section 5.2); 0 is allowed there and
+    then every draw is the mean and the KL is infinite (for a penalised point, use Delta).
+
+    `estimator` says how sigma gets its gradient from the loss: "reparameterised" (unbiased,
+    through the draw) or "fisher" (Graves' eq. 12, which needs one gradient a sequence:
+    `FreeEnergy`'s `loss.backward()` provides them from a vector of losses).
+    """
+
+    scale: float | tuple[float, float] = 0.05
+    learn_scale: bool = True
+    estimator: Literal["reparameterised", "fisher"] = "reparameterised"
+    kind: ClassVar[str] = "gaussian"
+
+    def __post_init__(self) -> None:
+        ends = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
+        low = SMALLEST_SCALE if self.learn_scale else 0.0
+        require(
+            (
+                all(math.isfinite(s) for s in ends) and ends[0] <= ends[1],
+                "scale",
+                f"must be a finite number or an increasing pair, got {self.scale}",
+            ),
+            (
+                ends[0] > low or (not self.learn_scale and ends[0] == 0),
+                "scale",
+                f"must be above {low:g}, got {self.scale}",
+            ),
+            (
+                self.learn_scale or not isinstance(self.scale, tuple),
+                "scale",
+                "must be one number where learn_scale is false",
+            ),
+            (
+                self.estimator in ("reparameterised", "fisher"),
+                "estimator",
+                f'must be "reparameterised" or "fisher", got {self.estimator!r}',
+            ),
+            (
+                self.learn_scale or self.estimator == "reparameterised",
+                "estimator",
+                '"fisher" estimates the gradient of a learnt scale: it needs learn_scale = true',
+            ),
+        )
+
+    @property
+    def per_sequence(self) -> bool:
+        return self.estimator == "fisher"
+
+    def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        if not self.learn_scale:
+            return {"loc": loc}
+        ends = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
+        low, high = softplus_inverse(
+            torch.tensor(ends, dtype=torch.float64) - SMALLEST_SCALE
+        ).tolist()
+        if low == high:
+            return {"loc": loc, "rho": torch.full_like(loc, low)}
+        return {"loc": loc, "rho": torch.empty_like(loc).uniform_(low, high, generator=generator)}
+
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        loc = parameters["loc"]
+        eps = torch.empty_like(loc, requires_grad=False).normal_(generator=generator)
+        return {"eps": eps}
+
+    def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        return torch.addcmul(parameters["loc"], self.std(parameters), noise["eps"])
+
+    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+        if not self.learn_scale:
+            return {"loc": gradient}
+        if self.estimator == "fisher":
+            # eq. 12: d L / d sigma^2 = g_n^2 / 2, hence d L / d sigma = sigma g_n^2
+            return self.chain(parameters, gradient, self.std(parameters) * gradient.square())
+        return self.chain(parameters, gradient, gradient * noise["eps"])
+
+    def chain(
+        self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        if not self.learn_scale:
+            return {"loc": d_loc}
+        assert d_scale is not None
+        return {"loc": d_loc, "rho": d_scale * torch.sigmoid(parameters["rho"])}
+
+    def std(self, parameters: Tensors) -> Tensor:
+        if self.learn_scale:
+            return F.softplus(parameters["rho"]) + SMALLEST_SCALE
+        loc = parameters["loc"]
+        return loc.new_full((), float(self.scale)).expand_as(loc)  # type: ignore[arg-type]
+
+    def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
+        if not self.learn_scale:
+            return {"loc": loc}
+        assert scale is not None
+        smallest = torch.finfo(torch.float32).tiny
+        rho = softplus_inverse((scale.double() - SMALLEST_SCALE).clamp_min(smallest))
+        return {"loc": loc, "rho": rho.to(loc.dtype)}

@@ -1,0 +1,234 @@
+"""What the weights are measured against: p(theta).
+
+A prior is a frozen, stateless dataclass (a recipe's `[prior]` table is one). Each of its
+parameters is a number, or "fit" (the closed-form optimum over all weights the object covers,
+taken anew for every update: Graves 2011, eqs. 7, 8, 15), or "learn" (by gradient, together with
+the posterior). The current values come to its methods as `values`, numbers or 0-d tensors.
+
+Build: the dataclass. State: `domains`, `start`. Use: `score`, `fit`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bayesrnn.errors import Invalid, require
+
+Number = float | Tensor
+Values = Mapping[str, Number]
+Setting = float | Literal["fit", "learn"]
+Domain = Literal["real", "positive", "unit"]
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def _log(x: Number) -> Number:
+    return x.log() if isinstance(x, Tensor) else math.log(x)
+
+
+class Prior(ABC):
+    """The methods a KL term calls. `theta` has the weight's own shape.
+
+    `axis` is the axis of the input units of that weight (None: it has none, as a bias); only a
+    grouped prior looks at it.
+    """
+
+    kind: ClassVar[str]
+    domains: ClassVar[Mapping[str, Domain]]
+    """The parameters a value may be fitted or learnt for, and where they live."""
+    start: ClassVar[Mapping[str, float]]
+    """Where a learnt parameter starts."""
+    proper: ClassVar[bool] = True
+    """Whether it can be normalised, so that bits can be counted against it."""
+
+    @abstractmethod
+    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+        """log p(theta), summed, and its gradient d log p / d theta: both from one pass."""
+
+    def fit(
+        self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
+    ) -> dict[str, Tensor]:
+        """The optimum of the parameters set to "fit", for these posterior means and scales."""
+        raise Invalid(
+            [
+                (name, f'of {self.kind} has no closed-form optimum: set a number or "learn"')
+                for name in self.named("fit")
+            ]
+        )
+
+    def named(self, word: Literal["fit", "learn"]) -> list[str]:
+        """The parameters set to this word.
+
+        >>> Normal(loc=0.0, scale="fit").named("fit")
+        ['scale']
+        """
+        return [name for name in self.domains if getattr(self, name) == word]
+
+    def _check(self) -> None:
+        checks = []
+        for name, domain in self.domains.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                ok = value in ("fit", "learn")
+                checks.append((ok, name, f'must be a number, "fit" or "learn", got {value!r}'))
+                continue
+            inside, where = {
+                "real": (math.isfinite(value), "a finite number"),
+                "positive": (value > 0 and math.isfinite(value), "a finite number above 0"),
+                "unit": (0 < value < 1, "between 0 and 1"),
+            }[domain]
+            checks.append((inside, name, f"must be {where}, got {value}"))
+        require(*checks)
+
+
+@dataclass(frozen=True)
+class Uniform(Prior):
+    """The same everywhere (improper): maximum likelihood, or plain weight noise.
+
+    log p is taken as 0, so that with a learnt Gaussian the KL is minus its entropy, not 0.
+    """
+
+    kind: ClassVar[str] = "uniform"
+    domains: ClassVar[Mapping[str, Domain]] = {}
+    start: ClassVar[Mapping[str, float]] = {}
+    proper: ClassVar[bool] = False
+
+    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+        return theta.new_zeros(()), torch.zeros_like(theta)
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """A Gaussian around `loc` (Graves 2011, eqs. 8, 13-15)."""
+
+    loc: Setting = 0.0
+    scale: Setting = 1.0
+    kind: ClassVar[str] = "normal"
+    domains: ClassVar[Mapping[str, Domain]] = {"loc": "real", "scale": "positive"}
+    start: ClassVar[Mapping[str, float]] = {"loc": 0.0, "scale": 1.0}
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+        m, s = values["loc"], values["scale"]
+        z = (theta - m) / s
+        log_p = -0.5 * z.square().sum() - theta.numel() * (_log(s) + 0.5 * LOG_2PI)
+        return log_p, -z / s
+
+    def fit(
+        self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
+    ) -> dict[str, Tensor]:
+        """mu = mean of mu_i; sigma^2 = mean of sigma_i^2 + (mu_i - mu)^2 (eqs. 8 and 15)."""
+        count = sum(mean.numel() for mean in means)
+        fitted: dict[str, Tensor] = {}
+        m = values["loc"]
+        if self.loc == "fit":
+            m = fitted["loc"] = torch.stack([mean.sum() for mean in means]).sum() / count
+        if self.scale == "fit":
+            squares = [(mean - m).square().sum() for mean in means]
+            squares += [scale.square().sum() for scale in scales if scale is not None]
+            fitted["scale"] = (torch.stack(squares).sum() / count).sqrt()
+        return fitted
+
+
+@dataclass(frozen=True)
+class Laplace(Prior):
+    """exp(-|theta - loc| / scale) / (2 scale): L1 regularisation (Graves 2011, eq. 7)."""
+
+    loc: Setting = 0.0
+    scale: Setting = 1.0
+    kind: ClassVar[str] = "laplace"
+    domains: ClassVar[Mapping[str, Domain]] = {"loc": "real", "scale": "positive"}
+    start: ClassVar[Mapping[str, float]] = {"loc": 0.0, "scale": 1.0}
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+        m, b = values["loc"], values["scale"]
+        away = theta - m
+        log_p = -away.abs().sum() / b - theta.numel() * _log(2 * b)
+        return log_p, -away.sign() / b
+
+    def fit(
+        self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
+    ) -> dict[str, Tensor]:
+        """loc = the median weight; scale = the mean distance from it (below eq. 7)."""
+        weights = torch.cat([mean.reshape(-1) for mean in means])
+        fitted: dict[str, Tensor] = {}
+        m = values["loc"]
+        if self.loc == "fit":
+            m = fitted["loc"] = weights.median()
+        if self.scale == "fit":
+            fitted["scale"] = (weights - m).abs().mean()
+        return fitted
+
+
+@dataclass(frozen=True)
+class ScaleMixture(Prior):
+    """Two zero-mean Gaussians, one wide and one narrow (Fortunato 2017, eq. 18).
+
+    `group` says what one choice between the two covers: each "weight" (eq. 18 as it is written),
+    all weights leaving one "input" unit (what the published numbers were made with, and what
+    works), or a whole "tensor". With S the sum of squares of a group of n weights, component k
+    has log pi_k - n log(sigma_k sqrt(2 pi)) - S / (2 sigma_k^2).
+    """
+
+    pi: Setting = 0.25
+    sigma1: Setting = math.exp(-1)
+    sigma2: Setting = math.exp(-7)
+    group: Literal["weight", "input", "tensor"] = "input"
+    kind: ClassVar[str] = "scale_mixture"
+    domains: ClassVar[Mapping[str, Domain]] = {
+        "pi": "unit",
+        "sigma1": "positive",
+        "sigma2": "positive",
+    }
+    start: ClassVar[Mapping[str, float]] = {
+        "pi": 0.25,
+        "sigma1": math.exp(-1),
+        "sigma2": math.exp(-7),
+    }
+
+    def __post_init__(self) -> None:
+        self._check()
+        require(
+            (
+                self.group in ("weight", "input", "tensor"),
+                "group",
+                f'must be "weight", "input" or "tensor", got {self.group!r}',
+            )
+        )
+        if self.named("fit"):
+            self.fit([], [], {})
+
+    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+        pi, sigma1, sigma2 = values["pi"], values["sigma1"], values["sigma2"]
+        squares, count = self._sums(theta, axis)
+
+        def log_joint(weight: Number, sigma: Number) -> Tensor:
+            each = _log(sigma) + 0.5 * LOG_2PI
+            return _log(weight) - count * each - squares / (2 * sigma * sigma)
+
+        wide, narrow = log_joint(pi, sigma1), log_joint(1 - pi, sigma2)
+        log_p = torch.logaddexp(wide, narrow).sum()
+        r = torch.sigmoid(wide - narrow)  # responsibility of the wide component
+        precision = r / (sigma1 * sigma1) + (1 - r) / (sigma2 * sigma2)
+        return log_p, -theta * precision
+
+    def _sums(self, theta: Tensor, axis: int | None) -> tuple[Tensor, int]:
+        """The sum of squares of each group, broadcastable to theta, and the group's size."""
+        if self.group == "weight" or theta.dim() == 0:
+            return theta.square(), 1
+        if self.group == "tensor" or axis is None:
+            return theta.square().sum(), theta.numel()
+        others = [d for d in range(theta.dim()) if d != axis]
+        if not others:
+            return theta.square(), 1
+        return theta.square().sum(dim=others, keepdim=True), theta.numel() // theta.shape[axis]

@@ -1,0 +1,204 @@
+"""The command line: a table of commands; the work is done elsewhere."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bayesrnn import __version__
+from bayesrnn.errors import Invalid, UserError
+from bayesrnn.evaluate import evaluate_text, generate_text
+from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.saving import load, load_vocabulary
+from bayesrnn.train.loop import choose_device
+from bayesrnn.train.loop import train as train_recipe
+from bayesrnn.train.task import LanguageTask
+
+app = typer.Typer(
+    name="bayesrnn",
+    help="Bayesian recurrent networks: train them, and ask what they do not know.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+Data = Annotated[str, typer.Option(help="Read the text from here, not from where it was.")]
+Weights = Literal["mean", "sample"]
+
+
+def main() -> None:
+    """Run a command; a user's mistake becomes one line and an exit code (1 failed, 2 wrong use)."""
+    try:
+        app()
+    except Invalid as error:
+        for key, message in error.problems:
+            print(f"error: {key} {message}", file=sys.stderr)
+        sys.exit(2)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe's .toml file.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it: train.lr=0.5 prior.pi=0.5 ...")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, forgetting its run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe; goes on where --out holds a checkpoint of it.
+
+    bayesrnn train recipes/ptb-brnn-medium.toml data.path=ptb --out runs/ptb
+
+    bayesrnn train recipes/small.toml data.path=book.txt train.epochs=5 --out runs/book
+    """
+    outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
+    last = outcome.epochs[-1] if outcome.epochs else {}
+    figures: dict[str, Any] = {
+        "run": str(out),
+        "finished": outcome.finished,
+        "steps": outcome.steps,
+        "epochs": last.get("epoch", 0),
+        "train_perplexity": last.get("train_perplexity"),
+        "valid_perplexity": last.get("valid_perplexity"),
+        "best_valid_perplexity": min(
+            (line["valid_perplexity"] for line in outcome.epochs), default=None
+        ),
+        "error_bits": last.get("error_bits"),
+        "complexity_bits": last.get("complexity_bits"),
+        "seconds": outcome.seconds,
+    }
+    _show(figures, "training", as_json)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Which text.")] = "test",
+    weights: Annotated[
+        Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="How many draws (default 10 with --weights sample).")
+    ] = None,
+    streams: Annotated[
+        int, typer.Option(min=1, help="Read the text as this many streams; 1 is exact.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
+    data: Data = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity of a run's model over a whole text, as one stream with the state carried.
+
+    bayesrnn evaluate runs/ptb --split test
+
+    bayesrnn evaluate runs/ptb --samples 10 --json
+    """
+    if weights == "mean" and samples is not None:
+        raise typer.BadParameter("--samples draws weights; leave out --weights mean")
+    count = (samples or 10) if (weights == "sample" or samples is not None) else 0
+    place = choose_device(device)
+    model = load(run).to(place)
+    loader = LanguageTask(_recipe(run, data), place, load_vocabulary(run)).stream(split, streams)
+    generator = torch.Generator(place).manual_seed(seed)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"reading {split}", total=loader.targets * max(count, 1))
+        result = evaluate_text(
+            model, loader, count, generator, lambda targets: bar.advance(task, targets)
+        )
+    with model.weights("sample"), torch.no_grad():
+        model.resample(generator=generator)
+        complexity = model.kl().item() if model.has_description_length else None
+    figures = {
+        "run": str(run),
+        "split": split,
+        "weights": "sample" if count else "mean",
+        "streams": streams,
+        **asdict(result),
+        "complexity_nats": complexity,
+    }
+    _show(figures, f"{split} text", as_json)
+
+
+@app.command()
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="How many more tokens.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Below 1 is safer, above 1 bolder; 0 takes the likeliest.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 1,
+    weights: Annotated[
+        Weights, typer.Option(help="The posterior mean, or one draw for the whole text.")
+    ] = "mean",
+    as_json: AsJson = False,
+) -> None:
+    """Write text with a run's model.
+
+    bayesrnn generate runs/ptb --prompt "the company said" --tokens 50 --temperature 0.8
+    """
+    settings = _recipe(run, "").data
+    generator = torch.Generator().manual_seed(seed)
+    text = generate_text(
+        load(run), prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
+    )
+    if as_json:
+        print(json.dumps({"prompt": prompt, "text": text, "seed": seed, "weights": weights}))
+    else:
+        print(prompt + ("" if settings.tokens == "characters" or not prompt else " ") + text)
+
+
+def _recipe(run: Path, data: str) -> Recipe:
+    """A run's recipe, with its text read from `data` where that is given."""
+    recipe = read_recipe(run / "recipe.toml")
+    return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+
+
+def _show(figures: dict[str, Any], title: str, as_json: bool) -> None:
+    """One JSON object, or a short table; what is undefined is null, or a dash."""
+    if as_json:
+        print(json.dumps(figures))
+        return
+    table = Table(title=title, show_header=False)
+    for key, value in figures.items():
+        if isinstance(value, float):
+            shown = f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+        else:
+            shown = "-" if value is None else str(value)
+        table.add_row(key.replace("_", " "), shown)
+    Console().print(table)

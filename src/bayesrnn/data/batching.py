@@ -1,0 +1,128 @@
+"""A long text as parallel streams, cut into pieces whose state is carried on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesrnn.errors import UserError, require
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One cut through all streams: T steps of B streams, time first."""
+
+    x: Tensor
+    """[T, B] token ids, int64."""
+    y: Tensor
+    """[T, B] the same, one token later."""
+    first: bool
+    """The carried state starts from zero here."""
+    targets: int
+    """T * B."""
+    streams: int
+    """B."""
+    share: float
+    """The part of the epoch's targets that is here; sums to 1 over an epoch."""
+
+
+class StreamLoader:
+    """`streams` contiguous parts of a text, side by side, in cuts of `unroll` steps.
+
+    Of N tokens each stream predicts L = (N - 1) // streams, every one exactly once. The last
+    cut is shorter unless L is a multiple of `unroll`; `drop_last` leaves that one out.
+
+    `targets` counts an epoch's predictions, `left_over` those (fewer than `streams`) at the end
+    of the text that fit no stream, `dropped` those of a last cut left out.
+
+    >>> loader = StreamLoader(np.arange(8), streams=2, unroll=2)
+    >>> [batch.x.tolist() for batch in loader]
+    [[[0, 3], [1, 4]], [[2, 5]]]
+    >>> loader.targets, loader.left_over, loader.dropped
+    (6, 1, 0)
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.integer[Any]],
+        streams: int,
+        unroll: int,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+        name: str = "text",
+    ) -> None:
+        require(
+            (streams >= 1, "streams", f"must be at least 1, got {streams}"),
+            (unroll >= 1, "unroll", f"must be at least 1, got {unroll}"),
+        )
+        length = (len(ids) - 1) // streams
+        if length < 1:
+            raise UserError(
+                f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams need "
+                f"({streams + 1}); lower train.streams or give more text"
+            )
+        if drop_last and length < unroll:
+            raise UserError(
+                f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams of {unroll} "
+                f"steps need ({streams * unroll + 1}); lower train.streams or train.unroll, "
+                "or give more text"
+            )
+        self.streams = streams
+        self.unroll = unroll
+        self.device = torch.device(device)
+        used = length - length % unroll if drop_last else length
+        self.targets = streams * used
+        self.left_over = len(ids) - 1 - streams * length
+        self.dropped = streams * (length - used)
+        self._steps = used
+        self._position = 0
+        step = ids.strides[0]
+        # Row b is tokens b * length .. (b + 1) * length, so a row's last is the next one's first.
+        self._rows = as_strided(ids, (streams, length + 1), (length * step, step), writeable=False)
+
+    def __len__(self) -> int:
+        """Cuts in an epoch."""
+        return -(-self._steps // self.unroll)
+
+    @property
+    def position(self) -> int:
+        """The next cut. While batch i is in use it is i + 1; after the epoch it is 0 again.
+
+        Set it to a saved value to go on from there; `len(loader)` is the same as 0.
+        """
+        return self._position
+
+    @position.setter
+    def position(self, cut: int) -> None:
+        require((0 <= cut <= len(self), "position", f"must be in 0..{len(self)}, got {cut}"))
+        self._position = cut
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From `position` to the end of the epoch."""
+        if self._position == len(self):
+            self._position = 0
+        while self._position < len(self):
+            cut = self._position
+            self._position = cut + 1
+            yield self._batch(cut)
+        self._position = 0
+
+    def _batch(self, cut: int) -> Batch:
+        start = cut * self.unroll
+        stop = min(start + self.unroll, self._steps)
+        tokens = np.array(self._rows[:, start : stop + 1].T, dtype=np.int64, order="C")
+        steps = torch.from_numpy(tokens).to(self.device)
+        targets = (stop - start) * self.streams
+        return Batch(
+            x=steps[:-1],
+            y=steps[1:],
+            first=cut == 0,
+            targets=targets,
+            streams=self.streams,
+            share=targets / self.targets,
+        )

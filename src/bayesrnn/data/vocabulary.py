@@ -1,0 +1,99 @@
+"""Tokens and their numbers."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.files import read_chunks, write_atomic
+
+END = "<eos>"
+UNKNOWN = "<unk>"
+FORMAT = "bayesrnn vocabulary 1"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The known tokens; a token's id is its place. Every other token is read as `<unk>`.
+
+    >>> vocabulary = Vocabulary(("the", "cat", "<unk>"))
+    >>> vocabulary.encode(["the", "dog"])
+    [0, 2]
+    >>> vocabulary.decode([1, 2])
+    ['cat', '<unk>']
+    """
+
+    tokens: tuple[str, ...] = field(repr=False)
+    index: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index = {token: number for number, token in enumerate(self.tokens)}
+        require(
+            (len(index) == len(self.tokens), "vocabulary", "must not hold the same token twice"),
+            (UNKNOWN in index, "vocabulary", f"must hold {UNKNOWN}"),
+        )
+        object.__setattr__(self, "index", index)
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], max_size: int | None, min_count: int) -> Self:
+        """The tokens seen at least `min_count` times, the most frequent first.
+
+        Equally frequent tokens are in alphabetical order. `max_size` bounds all the entries,
+        `<unk>` included, which comes last unless the text itself holds it. Neither `<unk>` nor
+        an `<eos>` of the text is ever left out.
+
+        >>> Vocabulary.build({"b": 2, "a": 2, "<eos>": 1, "c": 1}, max_size=4, min_count=1).tokens
+        ('a', 'b', '<eos>', '<unk>')
+        """
+        require(
+            (max_size is None or max_size >= 2, "max_size", f"must be at least 2, got {max_size}"),
+            (min_count >= 1, "min_count", f"must be at least 1, got {min_count}"),
+        )
+        ranked = sorted(
+            (token for token in counts if counts[token] > 0), key=lambda t: (-counts[t], t)
+        )
+        kept = {END, UNKNOWN}.intersection(ranked) | {UNKNOWN}
+        frequent = [t for t in ranked if t not in kept and counts[t] >= min_count]
+        room = len(frequent) if max_size is None else max_size - len(kept)
+        kept.update(frequent[:room])
+        tokens = [token for token in ranked if token in kept]
+        if UNKNOWN not in tokens:
+            tokens.append(UNKNOWN)
+        return cls(tuple(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, tokens: Iterable[str]) -> list[int]:
+        """The id of each token, that of `<unk>` for those not known."""
+        unknown = self.index[UNKNOWN]
+        return [self.index.get(token, unknown) for token in tokens]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The token of each id."""
+        return [self.tokens[number] for number in ids]
+
+    def save(self, path: Path) -> None:
+        """Write the tokens as JSON."""
+        contents = {"format": FORMAT, "tokens": self.tokens}
+        write_atomic(path, json.dumps(contents, ensure_ascii=False, indent=0).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote."""
+        data = b"".join(read_chunks(path))
+        try:
+            match json.loads(data):
+                case {"format": str(written), "tokens": [*tokens]} if written == FORMAT:
+                    if all(isinstance(token, str) for token in tokens):
+                        return cls(tuple(tokens))
+            problem = f"not in the format '{FORMAT}'"
+        except Invalid as error:
+            problem = str(error)
+        except (ValueError, RecursionError):
+            problem = "not JSON"
+        raise UserError(
+            f"{path} is damaged or no vocabulary ({problem}); give one saved by bayesrnn"
+        )

@@ -1,0 +1,32 @@
+"""The two ways a user's input can be wrong.
+
+Both carry one clear line; the command line prints it and exits, without a traceback.
+"""
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user gave (a path, a file, a flag) cannot be used. Exit code 1."""
+
+
+class Invalid(ValueError):
+    """Settings that are impossible: every problem at once, each with its key. Exit code 2.
+
+    >>> str(Invalid([("pi", "must be between 0 and 1, got 1.5")]))
+    'pi must be between 0 and 1, got 1.5'
+    """
+
+    def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{key} {message}".strip() for key, message in self.problems))
+
+
+def require(*checks: tuple[bool, str, str]) -> None:
+    """Raise `Invalid` with all the (key, message) whose check is false.
+
+    >>> require((True, "pi", "never shown"))
+    """
+    problems = [(key, message) for ok, key, message in checks if not ok]
+    if problems:
+        raise Invalid(problems)

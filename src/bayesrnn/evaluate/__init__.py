@@ -1,0 +1,18 @@
+"""Scores and predictions: by the mean, by draws, and what the draws disagree about."""
+
+from bayesrnn.evaluate import outputs
+from bayesrnn.evaluate.generation import generate, generate_text
+from bayesrnn.evaluate.outputs import Categorical, Prediction
+from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
+from bayesrnn.evaluate.prediction import predict
+
+__all__ = [
+    "Categorical",
+    "Evaluation",
+    "Prediction",
+    "evaluate_text",
+    "generate",
+    "generate_text",
+    "outputs",
+    "predict",
+]

@@ -1,0 +1,78 @@
+"""Text from a language model, token by token."""
+
+import math
+from typing import Any, Literal
+
+import torch
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data import TextData, Vocabulary, decode_text, encode_text
+from bayesrnn.data.vocabulary import END, UNKNOWN
+from bayesrnn.errors import require
+from bayesrnn.evaluate.perplexity import evaluating
+
+Weights = Literal["mean", "sample"]
+
+
+def generate(
+    model: Bayesian,
+    prompt: list[int],
+    length: int,
+    temperature: float = 1.0,
+    weights: Weights = "mean",
+    generator: torch.Generator | None = None,
+    forbidden: tuple[int, ...] = (),
+) -> list[int]:
+    """`length` more token ids after the prompt's, each drawn from softmax(logits / temperature).
+
+    `weights` is the posterior mean, or one draw kept for the whole text. Temperature 0 takes the
+    most probable token. `forbidden` ids (an unknown word, say) are never chosen.
+    """
+    require(
+        (len(prompt) > 0, "prompt", "must hold at least one token"),
+        (length >= 0, "length", f"must be at least 0, got {length}"),
+        (
+            0 <= temperature < math.inf,
+            "temperature",
+            f"must be a finite number, 0 or above, got {temperature}",
+        ),
+    )
+    device = next(model.parameters()).device
+    ids: list[int] = []
+    state: Any = None
+    x = torch.tensor(prompt, device=device)[:, None]
+    with evaluating(model), model.weights(weights):
+        if weights == "sample":
+            model.resample(generator=generator)
+        for _ in range(length):
+            logits, state = model(x, state)
+            last = logits[-1, 0].double()
+            last[list(forbidden)] = -math.inf
+            if temperature == 0:
+                x = last.argmax().view(1, 1)
+            else:
+                probabilities = torch.softmax(last / temperature, dim=0)
+                x = torch.multinomial(probabilities, 1, generator=generator).view(1, 1)
+            ids.append(int(x.item()))
+    return ids
+
+
+def generate_text(
+    model: Bayesian,
+    prompt: str,
+    settings: TextData,
+    vocabulary: Vocabulary,
+    length: int,
+    temperature: float = 1.0,
+    weights: Weights = "mean",
+    generator: torch.Generator | None = None,
+) -> str:
+    """What the model writes after `prompt` (an empty one: from the start of a line)."""
+    ids = encode_text(prompt, settings, vocabulary)
+    end = vocabulary.index.get(END)
+    if ids and ids[-1] == end and not prompt.endswith("\n"):
+        ids.pop()  # the prompt's line goes on
+    start = ids or [end if end is not None else vocabulary.index.get("\n", 0)]
+    unknown = (vocabulary.index[UNKNOWN],)
+    new = generate(model, start, length, temperature, weights, generator, unknown)
+    return decode_text(new, settings, vocabulary)

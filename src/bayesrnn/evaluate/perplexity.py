@@ -1,0 +1,109 @@
+"""Perplexity over a whole text, state carried from cut to cut.
+
+By the posterior mean, or by Monte Carlo: each draw keeps its weights and its own state over the
+whole stream; per token the draws' probabilities are averaged (the model average), and beside it
+their logs (the expected loss, Fortunato 2017, eq. 17), which is what a description length needs.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.batching import StreamLoader
+from bayesrnn.errors import require
+from bayesrnn.models.language import State
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """NLL in nats a token and its exponential, over `tokens` predictions.
+
+    `samples` is 0 for the posterior mean. The expected figures average logs over the draws; they
+    are None for the mean.
+    """
+
+    tokens: int
+    samples: int
+    nll: float
+    perplexity: float
+    expected_nll: float | None
+    expected_perplexity: float | None
+
+
+def evaluate_text(
+    model: Bayesian,
+    loader: StreamLoader,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Score every target of the loader once; `samples` = 0 uses the posterior mean.
+
+    `advance` is told the number of targets after every cut, for a progress bar.
+    """
+    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    if samples == 0:
+        with evaluating(model), model.weights("mean"):
+            nll = _mean(_losses(model, loader, advance))
+        return Evaluation(loader.targets, 0, nll, _exp(nll), None, None)
+    expected = 0.0
+    log_sum: Tensor | None = None  # per token, log of the summed probabilities
+    with evaluating(model):
+        for _ in range(samples):
+            with model.weights("sample"):
+                model.resample(generator=generator)
+                log_p = -torch.cat(list(_losses(model, loader, advance)))
+            expected -= log_p.mean().item() / samples
+            log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
+    assert log_sum is not None
+    nll = math.log(samples) - log_sum.mean().item()
+    return Evaluation(loader.targets, samples, nll, _exp(nll), expected, _exp(expected))
+
+
+@contextmanager
+def evaluating(model: Bayesian) -> Iterator[None]:
+    """Eval mode without gradients; the train mode comes back afterwards."""
+    before = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(before)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p of each target, of the targets' shape."""
+    flat = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    return flat.view(targets.shape)
+
+
+def _losses(
+    model: Bayesian, loader: StreamLoader, advance: Callable[[int], None] | None
+) -> Iterator[Tensor]:
+    """Each cut's losses, flat and in double, under the weights in force."""
+    state: State | None = None
+    loader.position = 0
+    for batch in loader:
+        logits, state = model(batch.x, state)
+        if advance is not None:
+            advance(batch.targets)
+        yield token_losses(logits, batch.y).flatten().double()
+
+
+def _mean(losses: Iterator[Tensor]) -> float:
+    total, count = 0.0, 0
+    for cut in losses:
+        total += cut.sum().item()
+        count += cut.numel()
+    return total / count
+
+
+def _exp(nll: float) -> float:
+    return math.exp(nll) if nll < 700 else math.inf

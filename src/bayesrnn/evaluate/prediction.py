@@ -1,0 +1,44 @@
+"""Prediction by averaging over weight draws, for any module."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.errors import require
+from bayesrnn.evaluate.outputs import Categorical, Output, Prediction
+from bayesrnn.evaluate.perplexity import evaluating
+
+
+def predict(
+    model: Bayesian,
+    *inputs: Any,
+    samples: int = 10,
+    output: Output | None = None,
+    generator: torch.Generator | None = None,
+    **named_inputs: Any,
+) -> Prediction:
+    """Average over `samples` draws what `output` (default: `Categorical()`) says of the raw output.
+
+    Where the module returns a tuple (an output and a state), its first item is taken. `samples` = 0
+    uses the posterior mean, and then nothing is epistemic.
+
+    >>> from bayesrnn.bayes import bayesianize
+    >>> model = bayesianize(torch.nn.Linear(3, 4))
+    >>> prediction = predict(model, torch.zeros(5, 3), samples=3)
+    >>> prediction.mean.shape, prediction.epistemic.shape
+    (torch.Size([5, 4]), torch.Size([5]))
+    """
+    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    kind: Output = Categorical() if output is None else output
+    sums: tuple[Tensor, ...] = ()
+    with evaluating(model):
+        for _ in range(max(samples, 1)):
+            with model.weights("sample" if samples else "mean"):
+                if samples:
+                    model.resample(generator=generator)
+                raw = model(*inputs, **named_inputs)
+            moments = kind.moments(raw[0] if isinstance(raw, tuple) else raw)
+            sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
+        return kind.predict(tuple(total / max(samples, 1) for total in sums))

@@ -1,0 +1,78 @@
+"""Reading files in pieces, and writing them so that a crash never leaves half a file."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from bayesrnn.errors import UserError
+
+CHUNK_BYTES = 1 << 20
+
+
+def read_chunks(
+    path: Path, chunk_bytes: int = CHUNK_BYTES, advance: Callable[[int], None] | None = None
+) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece; `advance` is told the length of each piece."""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(chunk_bytes):
+                if advance is not None:
+                    advance(len(chunk))
+                yield chunk
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
+
+
+def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 digest of a file's contents, in hexadecimal."""
+    digest = hashlib.sha256()
+    for chunk in read_chunks(path, advance=advance):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def fsync_folder(path: Path) -> None:
+    """Make a rename inside this folder survive a power cut (Windows has no such call)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_atomic(
+    path: Path, remedy: str = "free some space or choose another folder"
+) -> Iterator[BinaryIO]:
+    """A file to write to; it takes its name only once it is complete and on the disk.
+
+    When the block fails, an older file of that name stays as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a whole file at once: afterwards it holds either the old contents or the new."""
+    with open_atomic(path) as file:
+        file.write(data)

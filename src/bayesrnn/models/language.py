@@ -1,0 +1,96 @@
+"""A recurrent language model: embedding, recurrent layers, softmax. A plain module."""
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import require
+
+Cell = Literal["lstm", "gru", "rnn"]
+State = Tensor | tuple[Tensor, Tensor]
+
+CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+
+
+@dataclass(frozen=True)
+class LanguageSettings:
+    """The shape of a `LanguageModel`; a recipe's `[model]` table."""
+
+    cell: Cell = "lstm"
+    embedding: int = 650
+    hidden: int = 650
+    layers: int = 2
+    tied: bool = False
+    init: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(
+            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
+            (self.embedding >= 1, "embedding", f"must be at least 1, got {self.embedding}"),
+            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
+            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
+            (self.init > 0, "init", f"must be above 0, got {self.init}"),
+            (
+                not self.tied or self.embedding == self.hidden,
+                "tied",
+                f"needs embedding = hidden, got {self.embedding} and {self.hidden}",
+            ),
+        )
+
+
+class LanguageModel(nn.Module):
+    """Token ids [T, B] (time first) to logits [T, B, vocabulary], with carried state.
+
+    Weights start uniform in +-init and biases at 0. nn's recurrent layers add two bias vectors;
+    the second is kept at 0 and frozen: made Bayesian it would double the bias's noise and KL.
+
+    >>> model = LanguageModel(vocabulary=11, embedding=4, hidden=5, layers=1)
+    >>> logits, state = model(torch.zeros(7, 2, dtype=torch.int64))
+    >>> logits.shape
+    torch.Size([7, 2, 11])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding: int = 650,
+        hidden: int = 650,
+        layers: int = 2,
+        cell: Cell = "lstm",
+        tied: bool = False,
+        init: float = 0.05,
+    ) -> None:
+        super().__init__()
+        LanguageSettings(cell, embedding, hidden, layers, tied, init)
+        require((vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"))
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.rnn = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
+        self.decoder = nn.Linear(hidden, vocabulary)
+        if tied:
+            self.decoder.weight = self.embedding.weight
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if "bias" in name:
+                    parameter.zero_()
+                    parameter.requires_grad_("bias_hh" not in name)
+                else:
+                    parameter.uniform_(-init, init)
+
+    @classmethod
+    def from_settings(cls, vocabulary: int, settings: LanguageSettings) -> "LanguageModel":
+        return cls(vocabulary, **asdict(settings))
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        hidden, state = self.rnn(self.embedding(x), state)
+        return self.decoder(hidden), state
+
+
+def detach(state: State) -> State:
+    """The state with its history cut off: truncated backpropagation starts here.
+
+    >>> detach(torch.ones(1, requires_grad=True) * 2).requires_grad
+    False
+    """
+    return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()  # type: ignore[return-value]

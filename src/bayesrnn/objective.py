@@ -1,0 +1,258 @@
+"""The variational free energy: error loss + complexity loss, with the KL weighed once an epoch.
+
+Over an epoch the free energy is F = (sum of all targets' NLL) + KL (Fortunato 2017, eqs. 2-5;
+Graves 2011, eqs. 3-6 and 18). A batch is charged the KL's share: its own targets divided by those
+of the epoch. The shares come from the loader, sum to 1 whatever the batches and cuts are, and are
+checked: a batch that does not fit the loader's count raises.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from bayesrnn.bayes.bayesianize import Bayesian
+from bayesrnn.bayes.kl import Estimator
+
+
+@runtime_checkable
+class CountedLoader(Protocol):
+    """A loader that knows how many targets an epoch has."""
+
+    @property
+    def targets(self) -> int: ...
+
+
+@runtime_checkable
+class CountedBatch(Protocol):
+    """A batch that knows its targets, and over how many sequences (streams) they are spread."""
+
+    @property
+    def targets(self) -> int: ...
+
+    @property
+    def streams(self) -> int: ...
+
+
+class Lengths(NamedTuple):
+    """Error, complexity and total; the last two None where they are undefined (Delta, Uniform)."""
+
+    error: float
+    complexity: float | None
+    total: float | None
+
+
+def _lengths(error: float, complexity: float, defined: bool, unit: float) -> Lengths:
+    if not defined:
+        return Lengths(error / unit, None, None)
+    return Lengths(error / unit, complexity / unit, (error + complexity) / unit)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The free energy of one batch (of one draw of it), in nats.
+
+    `backward()` is that of `objective`: (error + complexity) / streams, the published scale of a
+    learning rate, divided by the number of draws of the step.
+    """
+
+    error: Tensor
+    complexity: Tensor
+    share: float
+    streams: int
+    draws: int
+    model: Bayesian = field(repr=False)
+    losses: Tensor = field(repr=False)
+
+    @property
+    def total(self) -> Tensor:
+        return self.error + self.complexity
+
+    @property
+    def objective(self) -> Tensor:
+        return self.total / (self.streams * self.draws)
+
+    @property
+    def nats(self) -> Lengths:
+        return self._in(1.0)
+
+    @property
+    def bits(self) -> Lengths:
+        return self._in(math.log(2.0))
+
+    def _in(self, unit: float) -> Lengths:
+        defined = self.model.has_description_length
+        return _lengths(self.error.item(), self.complexity.item(), defined, unit)
+
+    def backward(self) -> None:
+        """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
+        if not self.model.per_sequence:
+            self.objective.backward()
+            return
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise RuntimeError("the Fisher estimate is not available in a process group")
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        sums = [torch.zeros_like(p) for p in parameters]
+        with self.model.one_sequence():
+            for loss in (*self.losses, self.complexity):
+                gradients = torch.autograd.grad(
+                    loss, parameters, retain_graph=True, allow_unused=True
+                )
+                for total, gradient in zip(sums, gradients, strict=True):
+                    if gradient is not None:
+                        total += gradient
+        for parameter, total in zip(parameters, sums, strict=True):
+            total /= self.streams * self.draws
+            parameter.grad = total if parameter.grad is None else parameter.grad + total
+
+
+class FreeEnergy:
+    """Turns a batch's summed NLL into a `Loss`, with the share of the KL taken from the loader.
+
+    `loader` is one of this package's, a `torch.utils.data.DataLoader` (each example is a target
+    and a sequence of its own), or any object with `targets` whose batches have `targets` and
+    `streams`. `kl` is "auto" (exact where there is a closed form), "exact" or "sample".
+
+    The loss passed in is the negative log-likelihood of the batch, **summed**: a scalar, or a
+    vector with one entry a sequence, which is summed here.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> from bayesrnn.bayes import bayesianize
+    >>> x, y = torch.randn(10, 3), torch.randn(10, 1)
+    >>> loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    >>> model, objective = bayesianize(torch.nn.Linear(3, 1)), FreeEnergy(loader)
+    >>> for batch in loader:
+    ...     loss = objective(model, 0.5 * (model(batch[0]) - batch[1]).square().sum(), batch)
+    >>> loss.share, objective.epoch.share
+    (0.2, 1.0)
+    """
+
+    def __init__(self, loader: object, kl: Estimator = "auto") -> None:
+        self.kl = kl
+        self.targets, self.processes = _count_epoch(loader)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
+        self._seen = 0.0
+        self._error = self._complexity = 0.0 * torch.zeros((), dtype=torch.float64)
+        self._defined = True
+
+    def __call__(
+        self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
+    ) -> Loss:
+        """The loss of a batch. With several draws a step, call it once a draw, saying how many."""
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        targets, streams = _count_batch(batch)
+        if not isinstance(inner, Bayesian):
+            raise TypeError(f"expected a model made by bayesianize, got {type(inner).__name__}")
+        if inner.per_sequence and nll.shape != (streams,):
+            raise ValueError(
+                "the Fisher estimate needs one loss a sequence: expected a vector of "
+                f"{streams}, got shape {tuple(nll.shape)}"
+            )
+        if self._seen >= self.targets / self.processes - 1e-6:
+            self.restart()
+        self._seen += targets / draws
+        if self._seen > self.targets / self.processes + 1e-6:
+            raise ValueError(
+                f"the batches since the epoch began hold more targets ({self._seen:g}) than the "
+                f"loader's epoch ({self.targets // self.processes}), so the KL would be charged "
+                "more than once; if an epoch was broken off, call objective.restart()"
+            )
+        share = targets / self.targets
+        loss = Loss(
+            nll.sum(), share * inner.kl(self.kl), share, streams, draws, inner, nll.reshape(-1)
+        )
+        self._error = self._error.to(nll.device) + loss.error.detach().double() / draws
+        self._complexity = (
+            self._complexity.to(nll.device) + loss.complexity.detach().double() / draws
+        )
+        self._defined = inner.has_description_length
+        return loss
+
+    @property
+    def epoch(self) -> "Epoch":
+        """The sums since the epoch began."""
+        error, complexity = self._error.item(), self._complexity.item()
+        return Epoch(
+            _lengths(error, complexity, self._defined, 1.0),
+            _lengths(error, complexity, self._defined, math.log(2.0)),
+            self._seen / self.targets,
+            round(self._seen),
+            complexity,
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """The sums so far, as plain numbers (exact: both are double)."""
+        return {
+            "seen": self._seen,
+            "error": self._error.item(),
+            "complexity": self._complexity.item(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self._seen = state["seen"]
+        self._error = torch.tensor(state["error"], dtype=torch.float64)
+        self._complexity = torch.tensor(state["complexity"], dtype=torch.float64)
+
+
+class Epoch(NamedTuple):
+    """An epoch so far: lengths in nats and bits, the share of the KL charged, targets seen.
+
+    `penalty` is the complexity that was optimised, in nats, even where it is known only up to a
+    constant and `nats.complexity` is None.
+    """
+
+    nats: Lengths
+    bits: Lengths
+    share: float
+    targets: int
+    penalty: float
+
+
+def _count_epoch(loader: object) -> tuple[int, int]:
+    """The targets of an epoch over all processes, and the number of processes that share it."""
+    if isinstance(loader, CountedLoader):
+        return loader.targets, 1
+    if isinstance(loader, DataLoader):
+        sampler: Any = loader.sampler
+        known = loader.batch_size is not None or type(loader.batch_sampler) is BatchSampler
+        try:
+            examples = len(sampler) if known else 0
+        except TypeError:
+            examples = 0
+        if examples > 0:
+            size = loader.batch_size or 1
+            if loader.drop_last:
+                examples -= examples % size
+            processes = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+            return examples * processes, processes
+    raise TypeError(
+        f"cannot tell how many targets an epoch of {type(loader).__name__} has, so the KL's weight "
+        "is unknown: give the loader a `targets` attribute (targets of an epoch), and its batches "
+        "`targets` and `streams`"
+    )
+
+
+def _count_batch(batch: object) -> tuple[int, int]:
+    """The targets of a batch and its sequences."""
+    if isinstance(batch, CountedBatch):
+        return batch.targets, batch.streams
+    first: Any = batch
+    while not isinstance(first, Tensor):
+        if isinstance(first, Mapping) and first:
+            first = next(iter(first.values()))
+        elif isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        else:
+            raise TypeError(
+                f"cannot tell how many targets a batch of {type(batch).__name__} has: pass what "
+                "the loader yielded, or give it `targets` and `streams`"
+            )
+    return len(first), len(first)

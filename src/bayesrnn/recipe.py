@@ -1,0 +1,357 @@
+"""Recipes: frozen dataclasses <-> TOML tables. Strict, and every problem is reported at once.
+
+A recipe has the tables `[data]`, `[model]`, `[posterior]`, `[prior]`, `[bayes]` and `[train]`. Each
+is the table of one dataclass; `[posterior]` and `[prior]` say which with `kind`, and may instead
+hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first match counts.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bayesrnn.bayes import Delta, Gaussian, Laplace, Normal, Posterior, Prior, ScaleMixture, Uniform
+from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
+from bayesrnn.data.text import TextData
+from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.models.language import LanguageSettings
+from bayesrnn.train.settings import TrainSettings
+
+T = TypeVar("T")
+Problems = list[tuple[str, str]]
+
+POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian)}
+PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
+
+
+@dataclass(frozen=True)
+class BayesSettings:
+    """Which weights are drawn (name patterns), and how their KL is estimated."""
+
+    where: tuple[str, ...] = ("*",)
+    kl: Estimator = "auto"
+
+    def __post_init__(self) -> None:
+        require((len(self.where) > 0, "where", "must hold at least one name pattern"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run."""
+
+    data: TextData
+    model: LanguageSettings = field(default_factory=LanguageSettings)
+    posterior: Posterior | Mapping[str, Posterior] = field(default_factory=Gaussian)
+    prior: Prior | Mapping[str, Prior] = field(default_factory=ScaleMixture)
+    bayes: BayesSettings = field(default_factory=BayesSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file, with `table.key=value` overrides applied."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+        table = tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise UserError(f"no recipe at {path}; give the path of a .toml file") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text, so it is no recipe") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        _merge(table, _parse_override(override))
+    return from_table(table)
+
+
+def from_table(table: Mapping[str, Any]) -> Recipe:
+    """The recipe of a parsed table; raises `Invalid` with all that is wrong in it.
+
+    >>> from_table({"data": {"path": "x"}, "train": {"learning_speed": 3}})
+    Traceback (most recent call last):
+    ...
+    bayesrnn.errors.Invalid: train.learning_speed is not a setting; allowed: epochs, ...
+    """
+    problems: Problems = []
+    known = [f.name for f in dataclasses.fields(Recipe)]
+    for key in table:
+        if key not in known:
+            problems.append((key, _unknown(key, known, "is not a table")))
+    parts: dict[str, Any] = {}
+    readers: dict[str, Callable[[Any, str, Problems], Any]] = {
+        "data": lambda t, key, out: _read(TextData, t, key, out),
+        "model": lambda t, key, out: _read(LanguageSettings, t, key, out),
+        "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
+        "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
+        "bayes": lambda t, key, out: _read(BayesSettings, t, key, out),
+        "train": lambda t, key, out: _read(TrainSettings, t, key, out),
+    }
+    for key, reader in readers.items():
+        if key in table or key == "data":
+            parts[key] = reader(table.get(key, {}), key, problems)
+    if problems:
+        raise Invalid(problems)
+    recipe = Recipe(**parts)
+    _check_together(recipe)
+    return recipe
+
+
+def to_table(recipe: Recipe) -> dict[str, Any]:
+    """The inverse of `from_table`: plain numbers, strings, lists and tables."""
+    return {f.name: _plain(getattr(recipe, f.name)) for f in dataclasses.fields(recipe)}
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe as TOML text that `read_recipe` reads back to an equal one."""
+    lines: list[str] = []
+    for key, table in to_table(recipe).items():
+        _write_table(lines, [key], table)
+    return "\n".join(lines).strip() + "\n"
+
+
+def object_to_table(value: Posterior | Prior) -> dict[str, Any]:
+    """A posterior or prior as the table a recipe would hold.
+
+    >>> object_to_table(Laplace(scale="fit"))
+    {'kind': 'laplace', 'loc': 0.0, 'scale': 'fit'}
+    """
+    table: dict[str, Any] = _plain(value)
+    return table
+
+
+def object_from_table(kinds: Mapping[str, type[T]], table: Mapping[str, Any]) -> T:
+    """The posterior or prior of such a table (`kinds` is POSTERIORS or PRIORS)."""
+    problems: Problems = []
+    value: T | None = _read_kinds(kinds, table, "settings", problems)
+    if value is None or problems:
+        raise Invalid(problems)
+    return value
+
+
+def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two recipes differ, with both values."""
+    left, right = _flatten(to_table(one)), _flatten(to_table(other))
+    keys = [*left, *(key for key in right if key not in left)]
+    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
+    """One dataclass from its table: unknown keys, wrong types, then impossible values."""
+    if not isinstance(table, Mapping):
+        problems.append((key, f"must be a table, got {table!r}"))
+        return None
+    hints = get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in fields:
+            problems.append((f"{key}.{name}", _unknown(name, list(fields), "is not a setting")))
+            continue
+        ok, converted = _convert(hints[name], value)
+        if ok:
+            given[name] = converted
+        else:
+            problems.append((f"{key}.{name}", f"must be {_describe(hints[name])}, got {value!r}"))
+    required = [
+        name
+        for name, f in fields.items()
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    problems += [
+        (f"{key}.{name}", f"is missing; give {key}.{name}=...")
+        for name in required
+        if name not in table
+    ]
+    if not set(given) >= set(required):
+        return None
+    try:
+        return cls(**given)
+    except Invalid as error:
+        problems += [(f"{key}.{name}", message) for name, message in error.problems]
+        return None
+
+
+def _read_kinds(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Problems) -> Any:
+    """One object by its `kind`, or one for each name pattern."""
+    if not isinstance(table, Mapping):
+        problems.append((key, f"must be a table, got {table!r}"))
+        return None
+    if "kind" not in table and table and all(isinstance(v, Mapping) for v in table.values()):
+        return {
+            pattern: _read_kinds(kinds, inner, f'{key}."{pattern}"', problems)
+            for pattern, inner in table.items()
+        }
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        said = "is missing" if kind is None else f"is {kind!r}"
+        problems.append((f"{key}.kind", f"{said}; allowed: {', '.join(kinds)}"))
+        return None
+    rest = {name: value for name, value in table.items() if name != "kind"}
+    return _read(kinds[kind], rest, key, problems)
+
+
+def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
+    """Whether a TOML value fits a type, and the value as that type."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        for option in get_args(hint):
+            ok, converted = _convert(option, value)
+            if ok:
+                return True, converted
+        return False, None
+    if origin is Literal:
+        return any(value == a and type(value) is type(a) for a in get_args(hint)), value
+    if origin is tuple:
+        inner = get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            return False, None
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            inner = (inner[0],) * len(value)
+        if len(inner) != len(value):
+            return False, None
+        pairs = [_convert(t, v) for t, v in zip(inner, value, strict=True)]
+        return all(ok for ok, _ in pairs), tuple(converted for _, converted in pairs)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            return False, None
+        pairs = [_convert(get_args(hint)[1], v) for v in value.values()]
+        converted = dict(zip(value, (c for _, c in pairs), strict=True))
+        return all(ok for ok, _ in pairs), converted
+    if hint is float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number, float(value) if number else None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, hint), value
+
+
+def _describe(hint: Any) -> str:
+    """A type in words.
+
+    >>> _describe(float | Literal["fit", "learn"])
+    'a number, "fit" or "learn"'
+    """
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType, Literal):
+        options = get_args(hint)
+        words = [
+            w
+            for option in options
+            for w in (
+                [json.dumps(option)] if origin is Literal else _describe(option).split(" or ")
+            )
+        ]
+        return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+    if origin is tuple:
+        inner = get_args(hint)
+        if len(inner) == 2 and inner[1] is Ellipsis:
+            return f"a list, each {_describe(inner[0])}"
+        return f"a list of {len(inner)} items, each {_describe(inner[0])}"
+    if origin is not None:
+        return "a table"
+    return {float: "a number", int: "a whole number", bool: "true or false", str: "a string"}.get(
+        hint, str(hint)
+    )
+
+
+def _unknown(key: str, known: Sequence[str], said: str) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    guess = f"did you mean {close[0]}? " if close else ""
+    return f"{said}; {guess}allowed: {', '.join(known)}"
+
+
+def _check_together(recipe: Recipe) -> None:
+    """What one table's settings mean for another's (with patterns: when the model is built)."""
+    posterior, prior = recipe.posterior, recipe.prior
+    if isinstance(posterior, Mapping) or isinstance(prior, Mapping):
+        return
+    problems: Problems = []
+    for table, check in (
+        ("prior", lambda: check_pair(posterior, prior)),
+        ("bayes", lambda: check_estimator(recipe.bayes.kl, posterior, prior)),
+    ):
+        try:
+            check()
+        except Invalid as error:
+            problems += [(f"{table}.{key}", message) for key, message in error.problems]
+    if problems:
+        raise Invalid(problems)
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    """`train.lr=0.5` as a table; a bare word on the right is a string.
+
+    >>> _parse_override("data.path=my/text")
+    {'data': {'path': 'my/text'}}
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"cannot read the setting {text!r}; write it as table.key=value")
+    for right in (value, json.dumps(value, ensure_ascii=False)):
+        try:
+            return tomllib.loads(f"{key} = {right}")
+        except tomllib.TOMLDecodeError:
+            continue
+    raise UserError(f"cannot read the setting {text!r}; write it as table.key=value")
+
+
+def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": value.kind} if isinstance(value, (Posterior, Prior)) else {}
+        return kind | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def _write_table(lines: list[str], path: list[str], table: Mapping[str, Any]) -> None:
+    scalars = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    if scalars or not table:
+        lines.append(f"\n[{'.'.join(_quote_key(part) for part in path)}]")
+        lines += [f"{_quote_key(key)} = {_write_value(value)}" for key, value in scalars.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            _write_table(lines, [*path, key], value)
+
+
+def _quote_key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else json.dumps(key, ensure_ascii=False)
+
+
+def _write_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_write_value(inner) for inner in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{prefix}.{_quote_key(key)}".lstrip(".")
+        flat |= _flatten(value, path) if isinstance(value, Mapping) and value else {path: value}
+    return flat

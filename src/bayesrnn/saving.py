@@ -1,0 +1,182 @@
+"""Models on disk: `config.json` and `model.safetensors`, by the wrapped module's own names.
+
+`<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>` for any other tensor, so
+that anyone can read a model without this package. For exact resumption see train/checkpoint.py.
+"""
+
+import glob
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.bayes import Bayesian, Posterior, Prior, bayesianize
+from bayesrnn.data.vocabulary import Vocabulary
+from bayesrnn.errors import Invalid, UserError
+from bayesrnn.models.language import LanguageModel
+from bayesrnn.recipe import (
+    POSTERIORS,
+    PRIORS,
+    Recipe,
+    object_from_table,
+    object_to_table,
+    read_recipe,
+)
+from bayesrnn.storage import Damaged, read_facts, read_folder, write_folder
+
+CONFIG = "config.json"
+TENSORS = "model.safetensors"
+
+
+def save(model: Bayesian, folder: str | Path) -> None:
+    """Write a model to a folder (a model already there is replaced; anything else is refused)."""
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        try:
+            read_facts(path, "model", CONFIG)
+        except Damaged as error:
+            raise UserError(
+                f"{path} exists and is no bayesrnn model; choose another folder"
+            ) from error
+    model.fit_priors()
+    tensors: dict[str, Tensor] = dict(model.module.state_dict())
+    weights: dict[str, Any] = {}
+    posteriors: list[Posterior] = []
+    for block in model.each_block():
+        if not any(known is block.posterior for known in posteriors):
+            posteriors.append(block.posterior)
+        index = next(i for i, known in enumerate(posteriors) if known is block.posterior)
+        for weight in block.weights:
+            weights[weight.name] = {"posterior": index, "prior": block.prior, "axis": weight.axis}
+    for name, (loc, scale) in model.moments().items():
+        for key, value in ((f"{name}.loc", loc), (f"{name}.scale", scale)):
+            if key in tensors:
+                raise UserError(f"cannot save: the module has a tensor named {key} of its own")
+            if value is not None:
+                tensors[key] = value
+    priors = [
+        {"settings": object_to_table(hyper.prior), "values": _values(hyper)}
+        for hyper in model.each_prior()
+    ]
+    facts = {
+        "weights": weights,
+        "posteriors": [object_to_table(posterior) for posterior in posteriors],
+        "priors": priors,
+    }
+    write_folder(path, "model", CONFIG, {TENSORS: tensors}, facts)
+
+
+def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
+    """The model in a folder, in eval mode.
+
+    `folder` holds a saved model, to be filled into a copy of `module`, or is a run's, which knows
+    its own module.
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise UserError(f"no model at {path}: there is no such folder")
+    if module is None:
+        if not (path / "recipe.toml").exists():
+            raise UserError(
+                f"{path} is not a run, so its network is unknown; pass it as load(..., module=net)"
+            )
+        module = build_module(read_recipe(path / "recipe.toml"), load_vocabulary(path))
+        if not (path / "model").exists():
+            raise UserError(f"{path} holds no finished model yet; train it first")
+        path = path / "model"
+    files, facts = read_folder(path, "model", CONFIG)
+    try:
+        tensors = files[TENSORS]
+        weights: dict[str, Any] = facts["weights"]
+        posteriors = [object_from_table(POSTERIORS, table) for table in facts["posteriors"]]
+        priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
+        _check_fits(path, module, weights, tensors)
+        model = _rebuild(module, weights, posteriors, priors)
+        _fill(model, tensors, [entry["values"] for entry in facts["priors"]])
+    except (KeyError, IndexError, TypeError, Invalid) as error:
+        raise Damaged(f"{path / CONFIG} is not what this version writes: {error!r}") from error
+    return model.eval()
+
+
+def load_vocabulary(run: Path) -> Vocabulary:
+    """The vocabulary a run was trained with."""
+    return Vocabulary.load(run / "vocabulary.json")
+
+
+def build_module(recipe: Recipe, vocabulary: Vocabulary) -> LanguageModel:
+    """The recipe's plain network."""
+    return LanguageModel.from_settings(len(vocabulary), recipe.model)
+
+
+def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:
+    """The recipe's network made Bayesian."""
+    try:
+        return bayesianize(module, recipe.posterior, recipe.prior, recipe.bayes.where)
+    except ValueError as error:
+        raise Invalid([("recipe:", str(error))]) from error
+
+
+def _values(hyper: nn.Module) -> dict[str, float]:
+    return {name: value.item() for name, value in hyper.state_dict().items()}
+
+
+def _check_fits(
+    path: Path, module: nn.Module, weights: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """One line that names what does not fit between the file and the module."""
+    here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    parameters = dict(module.named_parameters())
+    there = {
+        name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: tuple(t.shape)
+        for name, t in tensors.items()
+        if not (name.endswith(".scale") and name.removesuffix(".scale") in weights)
+    }
+    wrong = [
+        f"{name} is {there[name]} there and {here[name]} here"
+        for name in there
+        if name in here and there[name] != here[name]
+    ]
+    wrong += [f"{name} is not in the module" for name in there if name not in here]
+    wrong += [
+        f"{name} is not in the file" for name in here if name not in there and name in parameters
+    ]
+    if wrong:
+        shown = "; ".join(wrong[:3]) + (f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else "")
+        raise UserError(f"{path} was saved from another network: {shown}")
+
+
+def _rebuild(
+    module: nn.Module,
+    weights: Mapping[str, Any],
+    posteriors: list[Posterior],
+    priors: list[Prior],
+) -> Bayesian:
+    pattern = {name: glob.escape(name) for name in weights}
+    return bayesianize(
+        module,
+        {pattern[name]: posteriors[facts["posterior"]] for name, facts in weights.items()},
+        {pattern[name]: priors[facts["prior"]] for name, facts in weights.items()},
+        where=list(pattern.values()),
+        input_axis={pattern[name]: facts["axis"] for name, facts in weights.items()},
+    )
+
+
+@torch.no_grad()
+def _fill(
+    model: Bayesian, tensors: Mapping[str, Tensor], values: list[Mapping[str, float]]
+) -> None:
+    own = model.module.state_dict()
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+    for block in model.each_block():
+        loc = block.join({w.name: tensors[f"{w.name}.loc"] for w in block.weights})
+        scale = None
+        if block.posterior.std(block.parameters_by_name) is not None:
+            scale = block.join({w.name: tensors[f"{w.name}.scale"] for w in block.weights})
+        for name, value in block.posterior.restore(loc, scale).items():
+            getattr(block, name).copy_(value)
+    for hyper, given in zip(model.priors, values, strict=True):
+        for name, tensor in hyper.state_dict().items():
+            tensor.fill_(given[name])

@@ -1,0 +1,340 @@
+"""The training loop: recipe in, run directory out, exactly resumable."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.batching import Batch
+from bayesrnn.errors import UserError
+from bayesrnn.models.language import State
+from bayesrnn.objective import FreeEnergy
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import build_model, build_module, load_vocabulary, save
+from bayesrnn.train.checkpoint import (
+    Checkpoint,
+    pack_optimizer,
+    read_newest_checkpoint,
+    unpack_optimizer,
+    write_checkpoint,
+)
+from bayesrnn.train.progress import Reporter
+from bayesrnn.train.run import MetricsLog, Run, read_metrics
+from bayesrnn.train.schedule import learning_rate
+from bayesrnn.train.task import LanguageTask, Task
+
+LOG_STEPS = 50
+
+
+def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = False) -> "Outcome":
+    """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe."""
+    run = Run(Path(out))
+    place = str(Path(recipe.data.path).resolve())  # a run can be evaluated from any folder
+    recipe = replace(recipe, data=replace(recipe.data, path=place))
+    with run.locked():
+        run.prepare(recipe, fresh)
+        device = choose_device(recipe.train.device)
+        torch.manual_seed(recipe.train.seed)
+        vocabulary = load_vocabulary(run.path) if run.vocabulary.exists() else None
+        task = LanguageTask(recipe, device, vocabulary)
+        if vocabulary is None:
+            task.corpus.vocabulary.save(run.vocabulary)
+        module = build_module(recipe, task.corpus.vocabulary)
+        model = build_model(recipe, module).to(device).train()
+        trainer = Trainer(recipe, run, task, model, quiet)
+        try:
+            return trainer.run_to_end()
+        finally:
+            trainer.close()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended: after how many steps, whether all of them, and each epoch's figures."""
+
+    steps: int
+    finished: bool
+    seconds: float
+    epochs: list[dict[str, Any]]
+
+
+@dataclass
+class Window:
+    """Sums since the last line of figures."""
+
+    error: float = 0.0
+    targets: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """One training in progress. All that must survive a restart is in `_checkpoint`."""
+
+    def __init__(self, recipe: Recipe, run: Run, task: Task, model: Bayesian, quiet: bool) -> None:
+        self.settings = recipe.train
+        self.run = run
+        self.task = task
+        self.model = model
+        self.objective = FreeEnergy(task.batches, recipe.bayes.kl)
+        cls = getattr(torch.optim, self.settings.optimizer)
+        try:
+            self.optimizer: torch.optim.Optimizer = cls(
+                model.parameters(), lr=self.settings.lr, **self.settings.options
+            )
+        except (TypeError, ValueError) as error:
+            raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
+        self.step = self.epoch = 0
+        self.state: State | None = None
+        self.window = Window()
+        self.seconds = 0.0
+        self.total = self.settings.epochs * len(task.batches)
+        if self.settings.max_steps:
+            self.total = min(self.total, self.settings.max_steps)
+        self.stopped_by: int | None = None
+        warnings: list[str] = []
+        checkpoint = read_newest_checkpoint(run.checkpoints, warnings.append)
+        self.reporter = Reporter(
+            run.log, self.total, checkpoint.facts["step"] if checkpoint else 0, quiet
+        )
+        for warning in warnings:
+            self.reporter.say(warning)
+        kept = self._restore(checkpoint) if checkpoint else 0
+        self.metrics = MetricsLog(run, kept)
+        self._say_start(checkpoint is not None)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def run_to_end(self) -> Outcome:
+        """All epochs that are left, or up to the first signal to stop."""
+        self._clock = self._saved_at = time.monotonic()
+        with self._signals():
+            while self.step < self.total and self.stopped_by is None:
+                self._one_epoch()
+        finished = self.step >= self.total
+        self.save()
+        save(self.model, self.run.model)
+        if not finished:
+            name = signal.Signals(self.stopped_by or 0).name
+            self.reporter.say(
+                f"stopped by {name} at step {self.step}/{self.total}; saved. Run the same command "
+                "to go on"
+            )
+        epochs = [line for line in read_metrics(self.run.path) if line["kind"] == "epoch"]
+        return Outcome(self.step, finished, round(self.seconds, 1), epochs)
+
+    def _one_epoch(self) -> None:
+        lr = learning_rate(
+            self.epoch, self.settings.lr, self.settings.decay, self.settings.decay_after
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        for batch in self._batches():
+            self._update(batch)
+            self._tick(batch)
+            if self.stopped_by is not None or self.step >= self.total:
+                break
+            if time.monotonic() - self._saved_at >= 60 * self.settings.checkpoint_minutes:
+                self.save()
+        if self.task.batches.position in (0, len(self.task.batches)):
+            self._end_epoch(lr)
+
+    def _batches(self) -> Iterator[Batch]:
+        """What is left of the epoch: nothing, when it was stopped right at its end."""
+        if self.step < (self.epoch + 1) * len(self.task.batches):
+            yield from self.task.batches
+
+    def _update(self, batch: Batch) -> None:
+        """One step: draw, forward, free energy, backward, clip, update."""
+        start = None if batch.first else self.state
+        draws = self.settings.draws
+        self.optimizer.zero_grad(set_to_none=True)
+
+        def mean_loss() -> Tensor:
+            return self.task.nll(self.model, batch, start)[0].sum() / batch.streams
+
+        for _ in range(draws):  # each from the same state; the last one's is carried on
+            self.model.resample(nll=mean_loss)
+            losses, self.state = self.task.nll(self.model, batch, start)
+            loss = self.objective(self.model, losses, batch, draws)
+            loss.backward()
+            self.window.error += loss.error.item() / draws
+        self.kl = loss.complexity.item() / loss.share
+        bound = self.settings.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound)
+        self._stop_if_not_finite(loss.error.item(), self.kl, norm.item())
+        self.optimizer.step()
+        self.window.targets += batch.targets
+
+    def _tick(self, batch: Batch) -> None:
+        """Count the step; every so often write a line of figures."""
+        self.step += 1
+        now = time.monotonic()
+        self.window.seconds += now - self._clock
+        self.seconds += now - self._clock
+        self._clock = now
+        self.reporter.step(self.step)
+        if self.step % LOG_STEPS == 0 or self.step == self.total:
+            nll = self.window.error / self.window.targets
+            line = {
+                "kind": "step",
+                "step": self.step,
+                "epoch": self.epoch + 1,
+                "nll": nll,
+                "perplexity": math.exp(min(nll, 700.0)),
+                "kl": self.kl,
+                "words_per_second": round(self.window.targets / self.window.seconds, 1),
+            }
+            self.window = Window()
+            self.metrics.write(line)
+            self.reporter.figures(line)
+
+    def _end_epoch(self, lr: float) -> None:
+        sums = self.objective.epoch
+        nll = sums.nats.error / sums.targets
+        line = {
+            "kind": "epoch",
+            "step": self.step,
+            "epoch": self.epoch + 1,
+            "lr": lr,
+            "train_nll": nll,
+            "train_perplexity": math.exp(min(nll, 700.0)),
+            "kl": sums.penalty,
+            "error_bits": sums.bits.error,
+            "complexity_bits": sums.bits.complexity,
+            "total_bits": sums.bits.total,
+            **self.task.validate(self.model),
+            "seconds": round(self.seconds, 2),
+        }
+        self.epoch += 1
+        self._clock = time.monotonic()
+        self.metrics.write(line)
+        self.reporter.say(
+            f"epoch {line['epoch']}: train perplexity {line['train_perplexity']:.2f}, "
+            f"valid {line['valid_perplexity']:.2f}, kl {sums.penalty:,.0f} nats, "
+            f"lr {lr:.4g}, {self.seconds:.0f} s"
+        )
+
+    # --- when things end -----------------------------------------------------------------------
+
+    def _stop_if_not_finite(self, error: float, kl: float, norm: float) -> None:
+        if math.isfinite(error) and math.isfinite(kl) and math.isfinite(norm):
+            return
+        what = (
+            "the loss of the data"
+            if not math.isfinite(error)
+            else "the KL"
+            if not math.isfinite(kl)
+            else "the gradient"
+        )
+        raise UserError(
+            f"step {self.step + 1}: {what} is not finite (loss {error:.4g}, kl {kl:.4g}, gradient "
+            f"norm {norm:.4g}). The learning rate is probably too high, or a scale too small: try "
+            f"train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a larger prior scale. "
+            f"Nothing was updated; the last checkpoint in {self.run.checkpoints} is intact"
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the loop after the step in progress; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: object) -> None:
+            if self.stopped_by is not None:
+                raise KeyboardInterrupt
+            self.stopped_by = number
+
+        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        self.reporter.close()
+        self.metrics.close()
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of this very moment."""
+        write_checkpoint(self.run.checkpoints, self.step, self._checkpoint())
+        self._saved_at = time.monotonic()
+
+    def _checkpoint(self) -> Checkpoint:
+        optimizer, optimizer_facts = pack_optimizer(self.optimizer)
+        carried: dict[str, Tensor] = {"rng.cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            carried["rng.cuda"] = torch.cuda.get_rng_state()
+        if isinstance(self.state, Tensor):
+            carried["state"] = self.state
+        elif self.state is not None:
+            carried |= {f"state.{i}": tensor for i, tensor in enumerate(self.state)}
+        facts = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self.task.batches.position,
+            "objective": self.objective.state_dict(),
+            "window": vars(self.window),
+            "seconds": self.seconds,
+            "optimizer": optimizer_facts,
+            "metrics_bytes": self.metrics.sync(),
+        }
+        tensors = {
+            "parameters.safetensors": dict(self.model.state_dict()),
+            "optimizer.safetensors": optimizer,
+            "carried.safetensors": carried,
+        }
+        return Checkpoint(tensors, facts)
+
+    def _restore(self, checkpoint: Checkpoint) -> int:
+        """Go back to a checkpoint; the number of bytes of metrics it had written."""
+        tensors, facts = checkpoint
+        device = self.task.batches.device
+        self.model.load_state_dict(tensors["parameters.safetensors"])
+        unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
+        carried = tensors["carried.safetensors"]
+        torch.set_rng_state(carried["rng.cpu"])
+        if "rng.cuda" in carried and torch.cuda.is_available():
+            torch.cuda.set_rng_state(carried["rng.cuda"])
+        if "state" in carried:
+            self.state = carried["state"].to(device)
+        elif "state.0" in carried:
+            self.state = (carried["state.0"].to(device), carried["state.1"].to(device))
+        self.step, self.epoch = facts["step"], facts["epoch"]
+        self.task.batches.position = facts["position"]
+        self.objective.load_state_dict(facts["objective"])
+        self.window = Window(**facts["window"])
+        self.seconds = facts["seconds"]
+        return int(facts["metrics_bytes"])
+
+    def _say_start(self, resumed: bool) -> None:
+        batches = self.task.batches
+        where = f"resuming at step {self.step}" if resumed else "starting"
+        self.reporter.say(
+            f"{where} on {batches.device}: {self.model.weight_count:,} Bayesian weights, "
+            f"{self.total} steps, {batches.targets:,} targets an epoch "
+            f"({batches.left_over} left over, {batches.dropped} dropped)"
+        )
+
+
+def choose_device(wanted: str) -> torch.device:
+    """ "auto" is the GPU where there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"train.device is {wanted!r}, but no GPU is available; use train.device=cpu"
+        )
+    return torch.device(wanted)

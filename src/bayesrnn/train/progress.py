@@ -1,0 +1,73 @@
+"""What a person sees while a model trains: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+class Reporter:
+    """Progress of one training, also kept in log.txt."""
+
+    def __init__(self, log: Path, total_steps: int, done: int, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        self._log = log
+        self._total = total_steps
+        self._started, self._first = time.monotonic(), done
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[figures]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                "training", total=total_steps, completed=done, figures=""
+            )
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """One line, now and in the log."""
+        with self._log.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._console.print(text, highlight=False, markup=False)
+
+    def step(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def figures(self, line: Mapping[str, Any]) -> None:
+        """The running figures of a step line."""
+        text = (
+            f"{line['words_per_second']:,.0f} words/s  nll {line['nll']:.3f}  "
+            f"kl {line['kl']:,.0f}  perplexity {line['perplexity']:,.1f}"
+        )
+        if self._bar is not None:
+            epoch = f"epoch {line['epoch']}"
+            self._bar.update(self._task, description=epoch, figures=text)
+        else:
+            left = self._time_left(line["step"])
+            self.say(f"step {line['step']}/{self._total} (epoch {line['epoch']})  {text}{left}")
+
+    def _time_left(self, step: int) -> str:
+        if step <= self._first:
+            return ""
+        pace = (time.monotonic() - self._started) / (step - self._first)
+        seconds = round(pace * (self._total - step))
+        return f"  {seconds // 60}:{seconds % 60:02d} left"
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

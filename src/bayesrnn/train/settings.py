@@ -1,0 +1,106 @@
+"""A recipe's `[train]` table."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from bayesrnn.errors import require
+
+Option = bool | int | float | tuple[float, ...]
+
+
+def optimizers() -> list[str]:
+    """The names in torch.optim that can be used here: those that need no closure.
+
+    >>> {"SGD", "Adam", "AdamW"} <= set(optimizers())
+    True
+    """
+    return sorted(
+        name
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+        and name not in ("LBFGS", "SparseAdam", "Muon")
+    )
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a model is trained.
+
+    A step reads `unroll` tokens of each of `streams` streams, with the state carried on. `lr`
+    stays for `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the
+    norm of all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer`
+    is a class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit.
+    After each epoch the validation text is read as `valid_streams` streams (1: exact, contiguous).
+    """
+
+    epochs: int = 20
+    max_steps: int = 0
+    seed: int = 1
+    streams: int = 20
+    unroll: int = 35
+    drop_last: bool = False
+    optimizer: str = "SGD"
+    lr: float = 1.0
+    options: Mapping[str, Option] = field(default_factory=dict)
+    decay: float = 1.0
+    decay_after: int = 0
+    clip: float = 5.0
+    draws: int = 1
+    valid_streams: int = 1
+    device: str = "auto"
+    checkpoint_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        def at_least(key: str, smallest: int) -> tuple[bool, str, str]:
+            value = getattr(self, key)
+            return value >= smallest, key, f"must be at least {smallest}, got {value}"
+
+        def positive(key: str) -> tuple[bool, str, str]:
+            value = getattr(self, key)
+            return 0 < value < math.inf, key, f"must be a finite number above 0, got {value}"
+
+        known = self.optimizer in optimizers()
+        allowed = (
+            sorted(set(inspect.signature(getattr(torch.optim, self.optimizer)).parameters))
+            if known
+            else []
+        )
+        usable = [name for name in allowed if name not in ("params", "lr")]
+        require(
+            at_least("epochs", 1),
+            at_least("max_steps", 0),
+            at_least("seed", 0),
+            at_least("streams", 1),
+            at_least("unroll", 1),
+            at_least("decay_after", 0),
+            at_least("draws", 1),
+            at_least("valid_streams", 1),
+            at_least("checkpoint_minutes", 0),
+            positive("lr"),
+            positive("decay"),
+            (0 <= self.clip < math.inf, "clip", f"must be 0 (off) or above, got {self.clip}"),
+            (
+                known,
+                "optimizer",
+                f"must be one of {', '.join(optimizers())}, got {self.optimizer!r}",
+            ),
+            *(
+                (
+                    key in usable,
+                    f"options.{key}",
+                    f"is not an option of {self.optimizer}; allowed: {', '.join(usable)}",
+                )
+                for key in (self.options if known else ())
+            ),
+            (
+                self.device in ("auto", "cpu") or self.device.split(":")[0] == "cuda",
+                "device",
+                f'must be "auto", "cpu" or "cuda", got {self.device!r}',
+            ),
+        )
