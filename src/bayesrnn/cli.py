@@ -48,6 +48,10 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(1)
@@ -117,7 +121,7 @@ def evaluate(
     streams: Annotated[
         int, typer.Option(min=1, help="Read the text as this many streams; 1 is exact.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
     data: Data = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
@@ -131,7 +135,7 @@ def evaluate(
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
-    place = choose_device(device)
+    place = choose_device(device, "--device")
     model = load(run).to(place)
     loader = LanguageTask(_recipe(run, data), place, load_vocabulary(run)).stream(split, streams)
     generator = torch.Generator(place).manual_seed(seed)
@@ -162,7 +166,9 @@ def generate(
     temperature: Annotated[
         float, typer.Option(min=0, help="Below 1 is safer, above 1 bolder; 0 takes the likeliest.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")
+    ] = 1,
     weights: Annotated[
         Weights, typer.Option(help="The posterior mean, or one draw for the whole text.")
     ] = "mean",
@@ -172,10 +178,11 @@ def generate(
 
     bayesrnn generate runs/ptb --prompt "the company said" --tokens 50 --temperature 0.8
     """
+    model = load(run)
     settings = _recipe(run, "").data
     generator = torch.Generator().manual_seed(seed)
     text = generate_text(
-        load(run), prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
+        model, prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
     )
     if as_json:
         print(json.dumps({"prompt": prompt, "text": text, "seed": seed, "weights": weights}))

@@ -128,7 +128,7 @@ def object_to_table(value: Posterior | Prior) -> dict[str, Any]:
 def object_from_table(kinds: Mapping[str, type[T]], table: Mapping[str, Any]) -> T:
     """The posterior or prior of such a table (`kinds` is POSTERIORS or PRIORS)."""
     problems: Problems = []
-    value: T | None = _read_kinds(kinds, table, "settings", problems)
+    value = _read_kind(kinds, table, "settings", problems)
     if value is None or problems:
         raise Invalid(problems)
     return value
@@ -136,9 +136,17 @@ def object_from_table(kinds: Mapping[str, type[T]], table: Mapping[str, Any]) ->
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """The keys in which two recipes differ, with both values."""
-    left, right = _flatten(to_table(one)), _flatten(to_table(other))
+    tables = to_table(one), to_table(other)
+    left, right = map(_flatten, tables)
     keys = [*left, *(key for key in right if key not in left)]
-    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+    found = {
+        key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
+    }
+    for key in ("posterior", "prior"):  # the first pattern that matches counts
+        orders = list(tables[0][key]), list(tables[1][key])
+        if orders[0] != orders[1] and set(orders[0]) == set(orders[1]):
+            found[key] = orders
+    return found
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -182,14 +190,20 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
 
 def _read_kinds(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Problems) -> Any:
     """One object by its `kind`, or one for each name pattern."""
+    patterns = isinstance(table, Mapping) and "kind" not in table and len(table) > 0
+    if patterns and all(isinstance(inner, Mapping) for inner in table.values()):
+        return {
+            pattern: _read_kind(kinds, inner, f"{key}.{_quote_key(pattern)}", problems)
+            for pattern, inner in table.items()
+        }
+    return _read_kind(kinds, table, key, problems)
+
+
+def _read_kind(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Problems) -> T | None:
+    """One object by its `kind`."""
     if not isinstance(table, Mapping):
         problems.append((key, f"must be a table, got {table!r}"))
         return None
-    if "kind" not in table and table and all(isinstance(v, Mapping) for v in table.values()):
-        return {
-            pattern: _read_kinds(kinds, inner, f'{key}."{pattern}"', problems)
-            for pattern, inner in table.items()
-        }
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         said = "is missing" if kind is None else f"is {kind!r}"
@@ -296,7 +310,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"cannot read the setting {text!r}; write it as table.key=value")
-    for right in (value, json.dumps(value, ensure_ascii=False)):
+    for right in (value, _quote(value)):
         try:
             return tomllib.loads(f"{key} = {right}")
         except tomllib.TOMLDecodeError:
@@ -336,7 +350,12 @@ def _write_table(lines: list[str], path: list[str], table: Mapping[str, Any]) ->
 
 def _quote_key(key: str) -> str:
     bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else json.dumps(key, ensure_ascii=False)
+    return key if bare else _quote(key)
+
+
+def _quote(text: str) -> str:
+    """As JSON does, but TOML also wants DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _write_value(value: Any) -> str:
@@ -344,9 +363,7 @@ def _write_value(value: Any) -> str:
         return "[" + ", ".join(_write_value(inner) for inner in value) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
+    return _quote(value) if isinstance(value, str) else repr(value)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

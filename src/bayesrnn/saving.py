@@ -40,6 +40,9 @@ def save(model: Bayesian, folder: str | Path) -> None:
             raise UserError(
                 f"{path} exists and is no bayesrnn model; choose another folder"
             ) from error
+        others = [p.name for p in path.iterdir() if p.name not in (CONFIG, TENSORS)]
+        if others:
+            raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
     weights: dict[str, Any] = {}
@@ -94,7 +97,8 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
         _check_fits(path, module, weights, tensors)
         model = _rebuild(module, weights, posteriors, priors)
-        _fill(model, tensors, [entry["values"] for entry in facts["priors"]])
+        values = [entry["values"] for entry in facts["priors"]]
+        _fill(model, tensors, list(zip(priors, values, strict=True)))
     except (KeyError, IndexError, TypeError, Invalid) as error:
         raise Damaged(f"{path / CONFIG} is not what this version writes: {error!r}") from error
     return model.eval()
@@ -128,6 +132,7 @@ def _check_fits(
     """One line that names what does not fit between the file and the module."""
     here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     parameters = dict(module.named_parameters())
+    tied = {n for n, _ in module.named_parameters(remove_duplicate=False) if n not in parameters}
     there = {
         name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: tuple(t.shape)
         for name, t in tensors.items()
@@ -140,7 +145,15 @@ def _check_fits(
     ]
     wrong += [f"{name} is not in the module" for name in there if name not in here]
     wrong += [
-        f"{name} is not in the file" for name in here if name not in there and name in parameters
+        f"{name} is not in the file" for name in here if name not in there and name not in tied
+    ]
+    wrong += [
+        f"{name} is a weight of its own there and tied here" for name in weights if name in tied
+    ]
+    wrong += [
+        f"{name} is drawn there and frozen here"
+        for name in weights
+        if name in parameters and not parameters[name].requires_grad
     ]
     if wrong:
         shown = "; ".join(wrong[:3]) + (f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else "")
@@ -165,7 +178,9 @@ def _rebuild(
 
 @torch.no_grad()
 def _fill(
-    model: Bayesian, tensors: Mapping[str, Tensor], values: list[Mapping[str, float]]
+    model: Bayesian,
+    tensors: Mapping[str, Tensor],
+    values: list[tuple[Prior, Mapping[str, float]]],
 ) -> None:
     own = model.module.state_dict()
     for name, tensor in own.items():
@@ -177,6 +192,7 @@ def _fill(
             scale = block.join({w.name: tensors[f"{w.name}.scale"] for w in block.weights})
         for name, value in block.posterior.restore(loc, scale).items():
             getattr(block, name).copy_(value)
-    for hyper, given in zip(model.priors, values, strict=True):
+    for hyper in model.each_prior():
+        given = next(numbers for prior, numbers in values if prior is hyper.prior)
         for name, tensor in hyper.state_dict().items():
             tensor.fill_(given[name])

@@ -1,8 +1,8 @@
 """A folder of tensors: safetensors files beside a JSON manifest with the SHA-256 of each.
 
 Data, never code: nothing is pickled. A folder is written under another name, synced and renamed,
-so it is there whole or not at all. safetensors itself loads flipped bits without a word, hence the
-checksums.
+so it is there whole or not at all. safetensors and JSON load flipped bits without a word, hence the
+checksums; the manifest's own is under `manifest_sha256`.
 """
 
 import errno
@@ -11,7 +11,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,22 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import fsync_folder
 
 FORMAT_VERSION = 1
+OWN_SUM = "manifest_sha256"
 
 
 class Damaged(UserError):
     """A folder that is ours but is incomplete or altered."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An unwritable place or a full disk becomes one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "free some space" if error.errno == errno.ENOSPC else "choose another folder"
+        raise UserError(f"cannot write {path}: {reason}; {remedy}") from error
 
 
 def write_folder(
@@ -38,7 +51,7 @@ def write_folder(
 ) -> None:
     """Write `tensors` (by file, then by name) and `facts`; a folder already there is replaced."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(path):
         try:
             temporary.mkdir(parents=True)
             sums: dict[str, str] = {}
@@ -47,16 +60,14 @@ def write_folder(
                 sums[file] = hashlib.sha256(data).hexdigest()
                 _write_synced(temporary / file, data)
             head = {"format": f"bayesrnn {kind}", "version": FORMAT_VERSION, "sha256": sums}
-            text = json.dumps({**head, **facts}, indent=1, ensure_ascii=False)
+            contents = {**head, **facts}
+            contents[OWN_SUM] = _sum_of_facts(contents)
+            text = json.dumps(contents, indent=1, ensure_ascii=False)
             _write_synced(temporary / manifest, text.encode())
             fsync_folder(temporary)
             _swap_in(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = "free some space" if error.errno == errno.ENOSPC else "choose another folder"
-        raise UserError(f"cannot write {path}: {reason}; {remedy}") from error
 
 
 def read_folder(
@@ -99,7 +110,15 @@ def read_facts(path: Path, kind: str, manifest: str) -> dict[str, Any]:
         raise Damaged(
             f"{file} has format version {facts.get('version')}, expected {FORMAT_VERSION}"
         )
+    if facts.pop(OWN_SUM, None) != _sum_of_facts(facts):
+        raise Damaged(f"{file} is damaged: it does not match its own {OWN_SUM}")
     return facts
+
+
+def _sum_of_facts(facts: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest says, however it is laid out."""
+    as_read = json.loads(json.dumps(facts))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -115,7 +134,12 @@ def _swap_in(temporary: Path, path: Path) -> None:
     replaces = path.exists()
     if replaces:
         path.rename(aside)
-    temporary.rename(path)
+    try:
+        temporary.rename(path)
+    except OSError:
+        if replaces:
+            aside.rename(path)
+        raise
     fsync_folder(path.parent)
     if replaces:
         shutil.rmtree(aside, ignore_errors=True)

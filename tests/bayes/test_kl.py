@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.distributions as td
-from bayes.reference import axes, last_draw, log_prior
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 from torch import Tensor, nn
 
+from bayes.reference import axes, last_draw, log_prior
 from bayesrnn.bayes import (
     Bayesian,
     Delta,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributions as td
-from bayes.reference import log_prior, relative_error
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, optimize
 from torch import Tensor, nn
 
+from bayes.reference import log_prior, relative_error
 from bayesrnn.bayes import (
     Delta,
     Gaussian,
@@ -81,7 +81,8 @@ def test_log_p_and_its_gradient_are_those_of_torch_distributions(
 
 
 @pytest.mark.parametrize(
-    ("prior", "values"), [case for case in PRIORS.values() if case[1]],
+    ("prior", "values"),
+    [case for case in PRIORS.values() if case[1]],
     ids=[name for name, case in PRIORS.items() if case[1]],
 )
 def test_the_density_of_one_weight_integrates_to_one(
@@ -272,7 +273,7 @@ def test_one_parameter_is_fitted_with_the_other_held(
         assert complexity(model, family, moved["loc"], moved["scale"]) > here - 1e-9
 
 
-def test_one_object_is_fitted_over_all_it_covers_and_two_equal_objects_each_over_their_own() -> None:
+def test_one_object_is_fitted_over_all_it_covers_and_two_equal_ones_each_over_their_own() -> None:
     net = two_layers()
     one = bayesianize(net, Delta(), Normal("fit", "fit"))
     two = bayesianize(net, Delta(), {"0.*": Normal("fit", "fit"), "*": Normal("fit", "fit")})

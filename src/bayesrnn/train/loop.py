@@ -30,6 +30,7 @@ from bayesrnn.train.checkpoint import (
 from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
 from bayesrnn.train.schedule import learning_rate
+from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.task import LanguageTask, Task
 
 LOG_STEPS = 50
@@ -40,17 +41,18 @@ def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = Fa
     run = Run(Path(out))
     place = str(Path(recipe.data.path).resolve())  # a run can be evaluated from any folder
     recipe = replace(recipe, data=replace(recipe.data, path=place))
+    run.check(recipe, fresh)  # all that can be wrong shows before anything is written
+    device = choose_device(recipe.train.device)
+    torch.manual_seed(recipe.train.seed)
+    known = run.vocabulary.exists() and not fresh
+    task = LanguageTask(recipe, device, load_vocabulary(run.path) if known else None)
+    vocabulary = task.corpus.vocabulary
+    model = build_model(recipe, build_module(recipe, vocabulary)).to(device).train()
+    optimizer = build_optimizer(recipe.train, model)
     with run.locked():
         run.prepare(recipe, fresh)
-        device = choose_device(recipe.train.device)
-        torch.manual_seed(recipe.train.seed)
-        vocabulary = load_vocabulary(run.path) if run.vocabulary.exists() else None
-        task = LanguageTask(recipe, device, vocabulary)
-        if vocabulary is None:
-            task.corpus.vocabulary.save(run.vocabulary)
-        module = build_module(recipe, task.corpus.vocabulary)
-        model = build_model(recipe, module).to(device).train()
-        trainer = Trainer(recipe, run, task, model, quiet)
+        vocabulary.save(run.vocabulary)
+        trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
             return trainer.run_to_end()
         finally:
@@ -79,19 +81,21 @@ class Window:
 class Trainer:
     """One training in progress. All that must survive a restart is in `_checkpoint`."""
 
-    def __init__(self, recipe: Recipe, run: Run, task: Task, model: Bayesian, quiet: bool) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        task: Task,
+        model: Bayesian,
+        optimizer: torch.optim.Optimizer,
+        quiet: bool,
+    ) -> None:
         self.settings = recipe.train
         self.run = run
         self.task = task
         self.model = model
         self.objective = FreeEnergy(task.batches, recipe.bayes.kl)
-        cls = getattr(torch.optim, self.settings.optimizer)
-        try:
-            self.optimizer: torch.optim.Optimizer = cls(
-                model.parameters(), lr=self.settings.lr, **self.settings.options
-            )
-        except (TypeError, ValueError) as error:
-            raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
+        self.optimizer = optimizer
         self.step = self.epoch = 0
         self.state: State | None = None
         self.window = Window()
@@ -329,12 +333,25 @@ class Trainer:
         )
 
 
-def choose_device(wanted: str) -> torch.device:
-    """ "auto" is the GPU where there is one."""
+def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
+    """The torch.optim class that `settings` names, over all that is learnt."""
+    cls = getattr(torch.optim, settings.optimizer)
+    try:
+        optimizer: torch.optim.Optimizer = cls(
+            model.parameters(), lr=settings.lr, **settings.options
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
+    return optimizer
+
+
+def choose_device(wanted: str, key: str = "train.device") -> torch.device:
+    """ "auto" is the GPU where there is one; `key` is what the user set."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"train.device is {wanted!r}, but no GPU is available; use train.device=cpu"
-        )
-    return torch.device(wanted)
+        raise UserError(f"{key} is {wanted!r}, but no GPU is available; use cpu")
+    try:
+        return torch.device(wanted)
+    except RuntimeError as error:
+        raise UserError(f"{key} is {wanted!r}; use auto, cpu or cuda") from error

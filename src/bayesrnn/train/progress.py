@@ -14,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bayesrnn.storage import writing
+
 
 class Reporter:
     """Progress of one training, also kept in log.txt."""
@@ -40,7 +42,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """One line, now and in the log."""
-        with self._log.open("a") as file:
+        with writing(self._log), self._log.open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self._console.print(text, highlight=False, markup=False)
 

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 from bayesrnn.errors import UserError
 from bayesrnn.files import write_atomic
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
+from bayesrnn.storage import writing
 
 MAY_GROW = ("train.epochs", "train.max_steps", "train.checkpoint_minutes")
 """What a resumed run may set anew without becoming another run."""
+LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
+"""What a process that was killed has left half-written."""
 
 
 class Run:
@@ -56,20 +60,34 @@ class Run:
             file.flush()
             yield
 
-    def prepare(self, recipe: Recipe, fresh: bool) -> None:
-        """Make the folder this recipe's: new, resumed, or started over."""
-        known = {p.name for p in (self.lock,)}
-        others = [p for p in self.path.iterdir() if p.name not in known]
-        if self.recipe.exists() and fresh:
-            self._clear()
-        elif self.recipe.exists():
-            self._check_same(recipe)
-        elif others:
+    def check(self, recipe: Recipe, fresh: bool) -> None:
+        """Refuse a folder that is not for this recipe; nothing is written."""
+        if not self.path.is_dir():
+            return
+        if self.recipe.exists():
+            if not fresh:
+                self._check_same(recipe)
+            return
+        ours = [self.lock, *self._leftovers()]
+        others = [p for p in self.path.iterdir() if p not in ours]
+        if others:
             raise UserError(
                 f"{self.path} is not empty and holds no run ({others[0].name} is there); "
                 "choose another --out"
             )
+
+    def prepare(self, recipe: Recipe, fresh: bool) -> None:
+        """Make the folder this recipe's: new, resumed, or started over."""
+        self.check(recipe, fresh)
+        if fresh:
+            self._clear()
+        for path in self._leftovers():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_atomic(self.recipe, to_toml(recipe).encode())
+
+    def _leftovers(self) -> list[Path]:
+        folders = [folder for folder in (self.path, self.checkpoints) if folder.is_dir()]
+        return [p for folder in folders for p in folder.iterdir() if LEFTOVER.fullmatch(p.name)]
 
     def _check_same(self, recipe: Recipe) -> None:
         found = differences(read_recipe(self.recipe), recipe)
@@ -107,13 +125,17 @@ class MetricsLog:
 
     def __init__(self, run: Run, kept_bytes: int) -> None:
         """`kept_bytes` of the file stay: what a resumed run has written before its checkpoint."""
-        self._file = run.metrics.open("ab")
-        self._file.truncate(kept_bytes)
+        self._path = run.metrics
+        with writing(self._path):
+            self._file = self._path.open("ab")
+            self._file.truncate(min(kept_bytes, self._path.stat().st_size))
+            self._file.seek(0, os.SEEK_END)
         self._board = _tensorboard(run.tensorboard)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write((json.dumps(line) + "\n").encode())
-        self._file.flush()
+        with writing(self._path):
+            self._file.write((json.dumps(line) + "\n").encode())
+            self._file.flush()
         if self._board is not None:
             for key, value in line.items():
                 if isinstance(value, (int, float)) and key != "step":
@@ -121,8 +143,8 @@ class MetricsLog:
 
     def sync(self) -> int:
         """The bytes written so far, now on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

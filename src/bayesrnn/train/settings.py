@@ -75,7 +75,7 @@ class TrainSettings:
         require(
             at_least("epochs", 1),
             at_least("max_steps", 0),
-            at_least("seed", 0),
+            (0 <= self.seed < 2**63, "seed", f"must be 0 or above, below 2^63, got {self.seed}"),
             at_least("streams", 1),
             at_least("unroll", 1),
             at_least("decay_after", 0),

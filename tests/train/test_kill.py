@@ -1,0 +1,122 @@
+"""Real processes that are killed, or asked to stop."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_runs import (
+    EPOCH,
+    assert_same_end,
+    checkpoint_folders,
+    environment,
+    small_recipe,
+    train_command,
+    write_recipe,
+)
+
+from bayesrnn.storage import read_folder
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import LEFTOVER
+
+PATIENCE = 120.0  # seconds until a process counts as stuck
+
+
+def steps_saved(run: Path) -> int:
+    folder = run / "checkpoints"
+    names = [p.name for p in folder.iterdir()] if folder.exists() else []
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def is_writing(run: Path) -> bool:
+    """Whether a checkpoint is half-written at this moment."""
+    folder = run / "checkpoints"
+    return folder.exists() and any(path.name.endswith(".tmp") for path in folder.iterdir())
+
+
+def start(recipe: Path, run: Path, *settings: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        train_command(recipe, run, *settings),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    """Watch a process closely; it must not end by itself, nor hang."""
+    deadline = time.monotonic() + PATIENCE
+    while not reached():
+        if process.poll() is not None:
+            raise AssertionError(f"ended too early: {process.communicate()}")
+        assert time.monotonic() < deadline, "no progress"
+
+
+def test_a_run_killed_ten_times_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    changes = {"train": {"epochs": 8, "checkpoint_minutes": 0}}
+    recipe, run = write_recipe(tmp_path, **changes), tmp_path / "killed"
+    train(small_recipe(tmp_path, **changes), tmp_path / "undisturbed", quiet=True)
+
+    dice = random.Random(2017)
+    moments = ["starting"] * 3 + ["training"] * 4 + ["writing"] * 3
+    dice.shuffle(moments)
+    caught_writing = 0
+    for moment in moments:
+        goal = steps_saved(run) + dice.randint(1, 12)
+        process = start(recipe, run)
+        try:
+            if moment == "starting":
+                time.sleep(dice.uniform(0.0, 1.5))
+            else:
+                wait_until(process, lambda goal=goal: steps_saved(run) >= goal)  # type: ignore[misc]
+                if moment == "training":
+                    time.sleep(dice.uniform(0.0, 0.02))
+                else:
+                    wait_until(process, lambda: is_writing(run))
+        finally:
+            process.kill()
+            process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        caught_writing += is_writing(run)
+    assert caught_writing > 0
+
+    process = start(recipe, run, "train.epochs=8")
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "resuming at step" in errors
+    assert_same_end(run, tmp_path / "undisturbed")
+    left = [path.name for path in run.rglob("*") if LEFTOVER.fullmatch(path.name)]
+    assert left == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_asked_to_stop_saves_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    recipe, run = write_recipe(tmp_path), tmp_path / "run"
+    process = start(recipe, run, "train.epochs=5000", "train.checkpoint_minutes=0.0002", "--json")
+    try:
+        wait_until(process, lambda: steps_saved(run) > 0)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert f"stopped by {number.name}" in errors
+    assert "Run the same command to go on" in errors
+    figures = json.loads(output)
+    assert figures["finished"] is False
+    assert 0 < figures["steps"] == steps_saved(run) < 5000 * EPOCH
+    facts = read_folder(checkpoint_folders(run)[-1], "checkpoint", "manifest.json")[1]
+    assert facts["step"] == figures["steps"]
+
+    longer = {"train": {"epochs": 5000, "max_steps": figures["steps"] + 3}}
+    outcome = train(small_recipe(tmp_path, **longer), run, quiet=True)
+    assert (outcome.steps, outcome.finished) == (figures["steps"] + 3, True)
+    assert f"resuming at step {figures['steps']} " in (run / "log.txt").read_text()

@@ -1,0 +1,210 @@
+"""Whose folder it is: in use, another recipe's, no run at all, or damaged."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_runs import (
+    EPOCH,
+    assert_same_end,
+    checkpoint_folders,
+    folder_contents,
+    small_recipe,
+)
+
+from bayesrnn.errors import Invalid, UserError
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import Run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, with a checkpoint at each step while it lasted."""
+    folder = tmp_path_factory.mktemp("finished")
+    train(small_recipe(folder, train={"checkpoint_minutes": 0}), folder / "run", quiet=True)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be harmed."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def recipe_of(finished: Path, **changes: object):  # type: ignore[no-untyped-def]
+    return small_recipe(finished.parent, **{"train": {"checkpoint_minutes": 0}} | changes)
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+def test_a_folder_in_use_is_refused_and_free_again_afterwards(finished: Path, run: Path) -> None:
+    with Run(run).locked():
+        before = folder_contents(run)
+        with pytest.raises(UserError, match=r"in use by another process \(number \d+\)"):
+            train(recipe_of(finished), run, quiet=True)
+        assert folder_contents(run) == before
+    assert train(recipe_of(finished), run, quiet=True).finished
+
+
+def test_the_run_of_another_recipe_is_refused_with_the_keys_that_differ(
+    finished: Path, run: Path
+) -> None:
+    other = recipe_of(finished, train={"lr": 0.25}, model={"hidden": 9})
+    before = folder_contents(run)
+    with pytest.raises(UserError) as caught:
+        train(other, run, quiet=True)
+    message = str(caught.value)
+    assert "train.lr is 0.5 there and 0.25 here" in message
+    assert "model.hidden is 8 there and 9 here" in message
+    assert "--fresh" in message
+    assert "train.epochs" not in message
+    assert folder_contents(run) == before
+
+
+def test_the_same_patterns_in_another_order_are_another_recipe(
+    finished: Path, tmp_path: Path
+) -> None:
+    wide, narrow = {"kind": "gaussian", "scale": 0.1}, {"kind": "gaussian", "scale": 0.01}
+    first = recipe_of(finished, posterior={"rnn.*": wide, "*": narrow}, train={"max_steps": 1})
+    other = recipe_of(finished, posterior={"*": narrow, "rnn.*": wide}, train={"max_steps": 1})
+    train(first, tmp_path / "new", quiet=True)
+    with pytest.raises(UserError, match="another recipe: posterior is"):
+        train(other, tmp_path / "new", quiet=True)
+
+
+def test_fresh_starts_over(finished: Path, run: Path) -> None:
+    (run / "notes.txt").write_text("mine")
+    other = recipe_of(finished, train={"lr": 0.25, "max_steps": 3})
+    outcome = train(other, run, fresh=True, quiet=True)
+    assert outcome.steps == 3
+    assert [path.name for path in checkpoint_folders(run)] == ["000000003"]
+    assert "resuming" not in (run / "log.txt").read_text()
+    assert (run / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(
+    fresh: bool, finished: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter1.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"not empty and holds no run \(chapter1.tex is there\)"):
+        train(recipe_of(finished), folder, fresh=fresh, quiet=True)
+    assert folder_contents(folder) == {"chapter1.tex": b"years of work"}
+
+
+def test_an_output_that_is_a_file_is_refused(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="file"):
+        train(recipe_of(finished), tmp_path / "file", quiet=True)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"path": "nowhere.txt"}},
+        {"data": {"max_vocabulary": 3, "split": [0.001, 0.5, 0.499]}},
+        {"train": {"streams": 400}},
+        {"train": {"options": {"momentum": -1.0}}},
+        {"posterior": {"no_such_*": {"kind": "delta"}}},
+        {"bayes": {"where": ["no_such_*"]}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_that_cannot_start_neither_makes_nor_clears_a_folder(
+    changes: dict[str, dict[str, object]], fresh: bool, finished: Path, run: Path, tmp_path: Path
+) -> None:
+    wrong = recipe_of(finished, **changes)
+    with pytest.raises((UserError, Invalid)):
+        train(wrong, tmp_path / "new", fresh=fresh, quiet=True)
+    assert not (tmp_path / "new").exists()
+    before = folder_contents(run)
+    with pytest.raises((UserError, Invalid)):
+        train(wrong, run, fresh=fresh, quiet=True)
+    assert folder_contents(run) == before
+
+
+def test_what_a_killed_start_left_behind_is_swept_away(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".recipe.toml.0123abcd.tmp").write_text("half a reci")
+    train(recipe_of(finished, train={"max_steps": 1}), folder, quiet=True)
+    assert not list(folder.glob(".*.tmp"))
+
+
+# --- damaged checkpoints ---------------------------------------------------------------------
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "parameters.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = folder / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-7] ^= 0b100
+    file.write_bytes(data)
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "carried.safetensors").unlink()
+
+
+def change_a_number(folder: Path) -> None:
+    file = folder / "manifest.json"
+    text = file.read_text()
+    assert f'"step": {2 * EPOCH}' in text
+    file.write_text(text.replace(f'"step": {2 * EPOCH}', f'"step": {2 * EPOCH - 2}'))
+
+
+def empty_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_bytes(b"")
+
+
+HARM = [cut_short, flip_a_bit, lose_the_manifest, lose_a_file, change_a_number, empty_the_manifest]
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    harm: Callable[[Path], None],
+    finished: Path,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    newest = checkpoint_folders(run)[-1]
+    assert newest.name == f"{2 * EPOCH:09d}"
+    harm(newest)
+    train(recipe_of(finished), run)
+    said = capsys.readouterr().err
+    assert "skipping a damaged checkpoint" in said
+    assert newest.name in said
+    assert f"resuming at step {2 * EPOCH - 1} " in said
+    assert_same_end(run, finished)
+
+
+def test_when_every_checkpoint_is_damaged_the_run_says_so_and_keeps_them(
+    finished: Path, run: Path
+) -> None:
+    for folder in checkpoint_folders(run):
+        flip_a_bit(folder)
+    before = folder_contents(run / "checkpoints")
+    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged; start over with"):
+        train(recipe_of(finished), run, quiet=True)
+    assert folder_contents(run / "checkpoints") == before
+    assert train(recipe_of(finished), run, fresh=True, quiet=True).finished
+    assert_same_end(run, finished)
+
+
+def test_the_checkpoint_before_the_newest_is_kept(finished: Path) -> None:
+    names = [path.name for path in checkpoint_folders(finished)]
+    assert names == [f"{2 * EPOCH - 1:09d}", f"{2 * EPOCH:09d}"]
