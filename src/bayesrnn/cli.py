@@ -78,7 +78,9 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Changes to it: train.lr=0.5 prior.pi=0.5 ...")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/run"),
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder (default: runs/ and the recipe's name).")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, forgetting its run.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
@@ -89,6 +91,7 @@ def train(
 
     bayesrnn train recipes/small.toml data.path=book.txt train.epochs=5 --out runs/book
     """
+    out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
     last = outcome.epochs[-1] if outcome.epochs else {}
     figures: dict[str, Any] = {

@@ -140,7 +140,7 @@ class FreeEnergy:
     def restart(self) -> None:
         """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
         self._seen = 0.0
-        self._error = self._complexity = 0.0 * torch.zeros((), dtype=torch.float64)
+        self._error = self._complexity = torch.zeros((), dtype=torch.float64)
         self._defined = True
 
     def __call__(

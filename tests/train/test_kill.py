@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from bayesrnn.storage import read_folder
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import LEFTOVER
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -18,10 +22,6 @@ from small_runs import (
     train_command,
     write_recipe,
 )
-
-from bayesrnn.storage import read_folder
-from bayesrnn.train.loop import train
-from bayesrnn.train.run import LEFTOVER
 
 PATIENCE = 120.0  # seconds until a process counts as stuck
 
@@ -52,23 +52,24 @@ def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> N
     """Watch a process closely; it must not end by itself, nor hang."""
     deadline = time.monotonic() + PATIENCE
     while not reached():
+        time.sleep(0.0005)
         if process.poll() is not None:
             raise AssertionError(f"ended too early: {process.communicate()}")
         assert time.monotonic() < deadline, "no progress"
 
 
 def test_a_run_killed_ten_times_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
-    changes = {"train": {"epochs": 8, "checkpoint_minutes": 0}}
-    recipe, run = write_recipe(tmp_path, **changes), tmp_path / "killed"
-    train(small_recipe(tmp_path, **changes), tmp_path / "undisturbed", quiet=True)
+    recipe, run = write_recipe(tmp_path, train={"epochs": 4}), tmp_path / "killed"
+    each_step = "train.checkpoint_minutes=0"
+    train(small_recipe(tmp_path, train={"epochs": 4}), tmp_path / "undisturbed", quiet=True)
 
     dice = random.Random(2017)
     moments = ["starting"] * 3 + ["training"] * 4 + ["writing"] * 3
     dice.shuffle(moments)
     caught_writing = 0
     for moment in moments:
-        goal = steps_saved(run) + dice.randint(1, 12)
-        process = start(recipe, run)
+        goal = steps_saved(run) + dice.randint(1, 8)
+        process = start(recipe, run, each_step)
         try:
             if moment == "starting":
                 time.sleep(dice.uniform(0.0, 1.5))
@@ -85,7 +86,7 @@ def test_a_run_killed_ten_times_ends_like_an_undisturbed_one(tmp_path: Path) -> 
         caught_writing += is_writing(run)
     assert caught_writing > 0
 
-    process = start(recipe, run, "train.epochs=8")
+    process = start(recipe, run)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "resuming at step" in errors

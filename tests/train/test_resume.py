@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bayesrnn.train import loop
+from bayesrnn.train.loop import Trainer, train
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -15,9 +18,6 @@ from small_runs import (
     metrics,
     small_recipe,
 )
-
-from bayesrnn.train import loop
-from bayesrnn.train.loop import Trainer, train
 
 KINDS: dict[str, dict[str, Any]] = {
     "lstm, SGD": {},

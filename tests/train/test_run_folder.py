@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from bayesrnn.errors import Invalid, UserError
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import Run
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -12,10 +16,6 @@ from small_runs import (
     folder_contents,
     small_recipe,
 )
-
-from bayesrnn.errors import Invalid, UserError
-from bayesrnn.train.loop import train
-from bayesrnn.train.run import Run
 
 
 @pytest.fixture(scope="module")

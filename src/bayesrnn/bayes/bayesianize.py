@@ -112,7 +112,6 @@ class Bayesian(nn.Module):
                 gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
             finally:
                 self._leaves = None
-            self._keep = True
         for block, gradient in zip(looking, gradients, strict=True):
             assert block.noise is not None
             block.noise = block.posterior.refine(

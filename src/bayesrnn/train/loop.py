@@ -120,12 +120,14 @@ class Trainer:
     def run_to_end(self) -> Outcome:
         """All epochs that are left, or up to the first signal to stop."""
         self._clock = self._saved_at = time.monotonic()
+        began = (self.step, self.epoch)
         with self._signals():
             while self.step < self.total and self.stopped_by is None:
                 self._one_epoch()
+            if (self.step, self.epoch) != began or not self.run.model.exists():
+                self.save()
+                save(self.model, self.run.model)
         finished = self.step >= self.total
-        self.save()
-        save(self.model, self.run.model)
         if not finished:
             name = signal.Signals(self.stopped_by or 0).name
             self.reporter.say(

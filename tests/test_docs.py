@@ -1,0 +1,41 @@
+"""What the documents show must run, and what they name must exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_example_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("book.txt").write_text("the cat sat on the mat and looked at the dog .\n" * 200)
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    found: dict[str, object] = {}
+    exec(code[1], found)
+    assert found["words"].mean.shape[-1] == len(found["corpus"].vocabulary)  # type: ignore[attr-defined]
+    assert Path("my-model/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_paths_in_the_documents_exist(document: Path) -> None:
+    text = document.read_text()
+    links = [t for t in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in t]
+    paths = re.findall(r"`((?:tests|recipes|examples|bayes|train|evaluate)/[\w./-]+)`", text)
+    folders = (ROOT, ROOT / "src" / "bayesrnn")
+    missing = [t for t in links if not (document.parent / t).exists()]
+    missing += [p for p in paths if not any((folder / p).exists() for folder in folders)]
+    assert missing == []
+
+
+def test_functions_in_the_map_from_the_papers_exist() -> None:
+    source = "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
+    rows = re.findall(r"^\| .*? \| (.*?) \|", (ROOT / "docs/maths.md").read_text(), re.MULTILINE)
+    names = {n for row in rows for n in re.findall(r"`(?:\w+\.)?(\w+)(?:\(.*?\))?`", row)}
+    assert len(names) > 10
+    missing = [n for n in names if not re.search(rf"(?:def|class) {n}\b|\b{n}:", source)]
+    assert missing == []

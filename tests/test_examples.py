@@ -1,0 +1,39 @@
+"""The examples run, and show what they say they show."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_drifted_sensor_makes_the_draws_disagree_more() -> None:
+    known, drifted = load_example("sensor").main(epochs=80)
+    assert drifted > 1.5 * known
+
+
+def test_the_demo_trains_both_twins_on_a_text_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on the mat and looked at the dog .\n" * 300)
+    small = ["train.epochs=2", "model.hidden=16", "model.embedding=16"]
+    arguments = ["--data", str(book), "--out", str(tmp_path / "runs"), "--samples", "2"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["demo.py", *arguments, *small])
+    load_example("demo").main()
+    shown = capsys.readouterr().out
+    assert "test perplexity, 2 draws" in shown
+    assert (tmp_path / "runs/demo-brnn/model/model.safetensors").exists()
