@@ -89,7 +89,7 @@ def train(
 
     bayesrnn train recipes/ptb-brnn-medium.toml data.path=ptb --out runs/ptb
 
-    bayesrnn train recipes/small.toml data.path=book.txt train.epochs=5 --out runs/book
+    bayesrnn train recipes/demo-brnn.toml data.path=book.txt train.epochs=5
     """
     out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)

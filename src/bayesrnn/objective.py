@@ -7,7 +7,7 @@ checked: a batch that does not fit the loader's count raises.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -156,23 +156,21 @@ class FreeEnergy:
                 "the Fisher estimate needs one loss a sequence: expected a vector of "
                 f"{streams}, got shape {tuple(nll.shape)}"
             )
+        share = targets / self.targets
+        complexity = share * inner.kl(self.kl)
         if self._seen >= self.targets / self.processes - 1e-6:
             self.restart()
-        self._seen += targets / draws
-        if self._seen > self.targets / self.processes + 1e-6:
+        seen = self._seen + targets / draws
+        if seen > self.targets / self.processes + 1e-6:
             raise ValueError(
-                f"the batches since the epoch began hold more targets ({self._seen:g}) than the "
+                f"the batches since the epoch began hold more targets ({seen:g}) than the "
                 f"loader's epoch ({self.targets // self.processes}), so the KL would be charged "
                 "more than once; if an epoch was broken off, call objective.restart()"
             )
-        share = targets / self.targets
-        loss = Loss(
-            nll.sum(), share * inner.kl(self.kl), share, streams, draws, inner, nll.reshape(-1)
-        )
+        loss = Loss(nll.sum(), complexity, share, streams, draws, inner, nll.reshape(-1))
+        self._seen = seen
         self._error = self._error.to(nll.device) + loss.error.detach().double() / draws
-        self._complexity = (
-            self._complexity.to(nll.device) + loss.complexity.detach().double() / draws
-        )
+        self._complexity = self._complexity.to(nll.device) + complexity.detach().double() / draws
         self._defined = inner.has_description_length
         return loss
 
@@ -188,18 +186,20 @@ class FreeEnergy:
             complexity,
         )
 
-    def state_dict(self) -> dict[str, float]:
-        """The sums so far, as plain numbers (exact: both are double)."""
+    def state_dict(self) -> dict[str, float | bool]:
+        """The sums so far, as plain numbers (exact: they are double)."""
         return {
             "seen": self._seen,
             "error": self._error.item(),
             "complexity": self._complexity.item(),
+            "defined": self._defined,
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self._seen = state["seen"]
         self._error = torch.tensor(state["error"], dtype=torch.float64)
         self._complexity = torch.tensor(state["complexity"], dtype=torch.float64)
+        self._defined = bool(state["defined"])
 
 
 class Epoch(NamedTuple):
@@ -221,16 +221,15 @@ def _count_epoch(loader: object) -> tuple[int, int]:
     if isinstance(loader, CountedLoader):
         return loader.targets, 1
     if isinstance(loader, DataLoader):
-        sampler: Any = loader.sampler
-        known = loader.batch_size is not None or type(loader.batch_sampler) is BatchSampler
-        try:
-            examples = len(sampler) if known else 0
-        except TypeError:
-            examples = 0
-        if examples > 0:
-            size = loader.batch_size or 1
-            if loader.drop_last:
-                examples -= examples % size
+        batches = loader.batch_sampler
+        if isinstance(batches, BatchSampler) and isinstance(batches.sampler, Sized):
+            sampler, size, drops = batches.sampler, batches.batch_size, batches.drop_last
+            examples = len(sampler) - len(sampler) % size if drops else len(sampler)
+            if examples == 0:
+                raise ValueError(
+                    f"an epoch of this DataLoader is empty: {len(sampler)} examples, "
+                    f"batch_size {size}, drop_last={drops}"
+                )
             processes = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
             return examples * processes, processes
     raise TypeError(

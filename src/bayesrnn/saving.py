@@ -140,10 +140,10 @@ def _check_fits(
     }
     wrong = [
         f"{name} is {there[name]} there and {here[name]} here"
-        for name in there
-        if name in here and there[name] != here[name]
+        for name in here
+        if name in there and there[name] != here[name]
     ]
-    wrong += [f"{name} is not in the module" for name in there if name not in here]
+    wrong += [f"{name} is not in the module" for name in sorted(there) if name not in here]
     wrong += [
         f"{name} is not in the file" for name in here if name not in there and name not in tied
     ]

@@ -587,6 +587,7 @@ def test_double_moves_everything_and_the_draw_with_it() -> None:
         single = model(x)[0]
         kl = model.kl("sample").item()
         assert model.double() is model
+        assert {noise.dtype for noise in model.blocks[0].noise.values()} == {torch.float64}
         out = model(x.double())[0]
         assert out.dtype == torch.float64
         assert torch.allclose(out, single.double(), atol=1e-6)

@@ -297,6 +297,20 @@ def test_fisher_gradients_accumulate_and_ordinary_parameters_get_theirs() -> Non
     assert model.module.rnn.bias_hh_l0.grad is None
 
 
+def test_fisher_gradients_of_several_draws_are_averaged() -> None:
+    model, x, y = fisher_model()
+    with model.hold():  # the same draw three times: its average is that of one
+        for draws in (1, 3):
+            model.zero_grad()
+            objective = FreeEnergy(SimpleNamespace(targets=6))
+            for _ in range(draws):
+                objective(model, losses(model(x), y), counted(6, 2), draws=draws).backward()
+            if draws == 1:
+                once = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+    averaged = [p.grad for p in model.parameters() if p.requires_grad]
+    assert relative_error(averaged, once) < 1e-12
+
+
 def fisher_model() -> tuple[Bayesian, Tensor, Tensor]:
     return bayesianize(tagger(), Gaussian(estimator="fisher"), Normal()), *tiny_batch()
 

@@ -61,7 +61,8 @@ class Bayesian(nn.Module):
         if which not in ("mean", "sample"):
             raise ValueError(f'weights must be "mean" or "sample", got {which!r}')
         before = (self._mode, self._holding, self._keep)
-        held = [block.noise for block in self.each_block()] if self._holding else None
+        wanted = self._holding or self._keep  # a draw that is still to be used afterwards
+        held = [block.noise for block in self.each_block()] if wanted else None
         self._mode, self._holding, self._keep = which, True, False
         try:
             yield
@@ -93,23 +94,31 @@ class Bayesian(nn.Module):
         data need it, the others ignore it. `generator` must be on the weights' device; without it
         the draw comes from torch's own, and differs between the ranks of a process group.
         """
-        if generator is None:
-            generator = _rank_generator(next(iter(self.each_block())).mean().device)
-        for block in self.each_block():
-            block.resample(generator)
-        self._keep = self._drawn = True
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
-        if not looking:
-            return
-        if nll is None:
+        if looking and nll is None:
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior looks at the data: call "
                 "model.resample(nll=lambda: loss of the batch) before the forward"
             )
+        if looking and self._uses_mean():
+            raise RuntimeError(
+                f"a {looking[0].posterior.kind} posterior takes gradients at its draw: call "
+                'resample(nll=...) in train mode or inside model.weights("sample")'
+            )
+        if generator is None:
+            generator = _rank_generator(next(self.each_block()).mean().device)
+        for block in self.each_block():
+            block.resample(generator)
+        self._keep = self._drawn = True
+        if not looking or nll is None:
+            return
         with self.hold(), torch.enable_grad():
             self._leaves = {block: block.draw().detach().requires_grad_() for block in looking}
             try:
                 gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
+            except BaseException:
+                self._keep = self._drawn = False
+                raise
             finally:
                 self._leaves = None
         for block, gradient in zip(looking, gradients, strict=True):
@@ -202,9 +211,12 @@ class Bayesian(nn.Module):
 
     # --- binding -----------------------------------------------------------------------------
 
+    def _uses_mean(self) -> bool:
+        return self._mode == "mean" or (self._mode == "auto" and not self.training)
+
     def _flat_weights(self) -> list[Tensor]:
         """Each block's flat theta for the coming forward."""
-        if self._mode == "mean" or (self._mode == "auto" and not self.training):
+        if self._uses_mean():
             self._drawn = False
             return [block.mean() for block in self.each_block()]
         if not self._keep:
@@ -325,6 +337,14 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
             raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
         if parameter.numel() == 0:
             raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
+        owner = module.get_submodule(names[0].rpartition(".")[0])
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and (
+            owner.sparse or owner.max_norm is not None
+        ):
+            raise ValueError(
+                f"{names[0]} belongs to an embedding with sparse=True or max_norm, which a drawn "
+                "weight cannot have; build it without, or leave it out with where=..."
+            )
     return {names[0]: (p, names) for p, names in chosen.items()}
 
 

@@ -59,6 +59,10 @@ class Hyper(nn.Module):
                 values[name] = getattr(self, name) if setting == "fit" else float(setting)
         return values
 
+    def learnt(self) -> tuple[Tensor, ...]:
+        """The parameters that move by gradient (none, where all are numbers, fitted or frozen)."""
+        return tuple(p for p in self.parameters() if p.requires_grad)
+
     @torch.no_grad()
     def fit(self, means: Sequence[Tensor], scales: Sequence[Tensor | None]) -> None:
         """Set the fitted values to their optimum for these posteriors."""
@@ -106,14 +110,14 @@ class _Complexity(torch.autograd.Function):
     ) -> Tensor:
         count = len(block.parameter_names)
         parameters = block.named(tensors[:count])
-        learnt = dict(hyper.named_parameters())
-        if not any(p.requires_grad for p in learnt.values()):
+        learnt = hyper.learnt()
+        if not learnt:
             value, gradients = block.divergence(parameters, hyper, estimator)
             by_prior: tuple[Tensor, ...] = ()
         else:  # the prior's own parameters: a handful of numbers, so autograd does
             with torch.enable_grad():
                 value, gradients = block.divergence(parameters, hyper, estimator)
-                by_prior = torch.autograd.grad(value, tuple(learnt.values()))
+                by_prior = torch.autograd.grad(value, learnt)
         ctx.save_for_backward(*(gradients[n].detach() for n in block.parameter_names), *by_prior)
         return value.detach()
 
@@ -165,7 +169,7 @@ class Block(nn.Module):
         return dict(zip(self.parameter_names, tensors, strict=True))
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a flat tensor, in one `split`: its backward is one pass, slices' is not."""
+        """Named views of a flat tensor, by one `split` (its backward is a single pass)."""
         pieces = flat.split(self.sizes)[::2]
         return {
             weight.name: piece.view(weight.shape)
@@ -181,7 +185,7 @@ class Block(nn.Module):
         return torch.cat(pieces)
 
     def resample(self, generator: torch.Generator | None) -> None:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             self.noise = self.posterior.noise(self.parameters_by_name, generator)
 
     def draw(self) -> Tensor:
@@ -203,7 +207,7 @@ class Block(nn.Module):
     def kl(self, hyper: Hyper, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p], summed over the weights, at the present draw where it is sampled."""
         check_estimator(estimator, self.posterior, hyper.prior)
-        tensors = (*self.parameters_by_name.values(), *hyper.parameters())
+        tensors = (*self.parameters_by_name.values(), *hyper.learnt())
         return _Complexity.apply(self, hyper, estimator, *tensors)
 
     def divergence(
@@ -212,12 +216,17 @@ class Block(nn.Module):
         """The KL and its gradient with respect to each learnt tensor, tensor by tensor."""
         assert self.noise is not None
         values = hyper.values()
+
+        def views(flat: Tensor | None) -> dict[str, Tensor]:
+            """In at least single precision, so that sums over many half-precision weights hold."""
+            wide = None if flat is None else flat.to(torch.promote_types(flat.dtype, torch.float32))
+            return {} if wide is None else self.split(wide)
+
         with torch.no_grad():
-            std = self.posterior.std(parameters)
-            theta = self.split(self.posterior.draw(parameters, self.noise))
-            loc = self.split(self.posterior.mean(parameters))
-            scale = {} if std is None else self.split(std)
-            eps = self.split(self.noise["eps"]) if "eps" in self.noise else {}
+            theta = views(self.posterior.draw(parameters, self.noise))
+            loc = views(self.posterior.mean(parameters))
+            scale = views(self.posterior.std(parameters))
+            eps = views(self.noise.get("eps"))
         total = loc[self.weights[0].name].new_zeros(())
         d_loc: dict[str, Tensor] = {}
         d_scale: dict[str, Tensor] = {}

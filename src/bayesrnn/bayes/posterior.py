@@ -148,6 +148,8 @@ class Gaussian(Posterior):
     kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
+        if isinstance(self.scale, list):
+            object.__setattr__(self, "scale", tuple(self.scale))
         ends = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
         low = SMALLEST_SCALE if self.learn_scale else 0.0
         require(

@@ -31,6 +31,11 @@ def _log(x: Number) -> Number:
     return x.log() if isinstance(x, Tensor) else math.log(x)
 
 
+def _positive(scale: Tensor) -> Tensor:
+    """A fitted scale that stays above 0 where all weights are equal (biases that start at 0)."""
+    return scale.clamp_min(torch.finfo(scale.dtype).eps)
+
+
 class Prior(ABC):
     """The methods a KL term calls. `theta` has the weight's own shape.
 
@@ -133,7 +138,7 @@ class Normal(Prior):
         if self.scale == "fit":
             squares = [(mean - m).square().sum() for mean in means]
             squares += [scale.square().sum() for scale in scales if scale is not None]
-            fitted["scale"] = (torch.stack(squares).sum() / count).sqrt()
+            fitted["scale"] = _positive((torch.stack(squares).sum() / count).sqrt())
         return fitted
 
 
@@ -166,7 +171,7 @@ class Laplace(Prior):
         if self.loc == "fit":
             m = fitted["loc"] = weights.median()
         if self.scale == "fit":
-            fitted["scale"] = (weights - m).abs().mean()
+            fitted["scale"] = _positive((weights - m).abs().mean())
         return fitted
 
 

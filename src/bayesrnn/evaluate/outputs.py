@@ -79,9 +79,10 @@ class Normal:
             mean, variance = raw[..., 0], F.softplus(raw[..., 1]).square()
         else:
             mean, variance = raw, torch.full_like(raw, self.scale**2)
-        return mean, mean.double().square(), variance
+        mean = mean.double()  # the square of a mean is subtracted from a mean of squares
+        return mean, mean.square(), variance
 
     def predict(self, averages: tuple[Tensor, ...]) -> Prediction:
         mean, square, aleatoric = averages
-        epistemic = (square - mean.double().square()).clamp_min(0.0).to(mean.dtype)
-        return Prediction(mean, aleatoric + epistemic, aleatoric, epistemic)
+        epistemic = (square - mean.square()).clamp_min(0.0).to(aleatoric.dtype)
+        return Prediction(mean.to(aleatoric.dtype), aleatoric + epistemic, aleatoric, epistemic)

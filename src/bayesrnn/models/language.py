@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.errors import require
+from bayesrnn.errors import Invalid, require
 
 Cell = Literal["lstm", "gru", "rnn"]
 State = Tensor | tuple[Tensor, Tensor]
@@ -63,8 +63,15 @@ class LanguageModel(nn.Module):
         init: float = 0.05,
     ) -> None:
         super().__init__()
-        LanguageSettings(cell, embedding, hidden, layers, tied, init)
-        require((vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"))
+        problems: list[tuple[str, str]] = []
+        if vocabulary < 1:
+            problems.append(("vocabulary", f"must be at least 1, got {vocabulary}"))
+        try:
+            LanguageSettings(cell, embedding, hidden, layers, tied, init)
+        except Invalid as error:
+            problems += error.problems
+        if problems:
+            raise Invalid(problems)
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.rnn = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
         self.decoder = nn.Linear(hidden, vocabulary)

@@ -124,9 +124,9 @@ class Trainer:
         with self._signals():
             while self.step < self.total and self.stopped_by is None:
                 self._one_epoch()
-            if (self.step, self.epoch) != began or not self.run.model.exists():
+            if (self.step, self.epoch) != began:
                 self.save()
-                save(self.model, self.run.model)
+            save(self.model, self.run.model)  # even so: the last process may not have come to it
         finished = self.step >= self.total
         if not finished:
             name = signal.Signals(self.stopped_by or 0).name

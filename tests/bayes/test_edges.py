@@ -1,0 +1,45 @@
+"""Corners that once went wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+import bayesrnn as br
+
+
+def test_a_fitted_prior_over_weights_that_are_all_zero_stays_finite() -> None:
+    net = nn.Linear(3, 2)
+    nn.init.zeros_(net.weight)
+    model = br.bayesianize(net, br.Delta(), br.Normal(0.0, "fit"), where="weight")
+    model(torch.ones(1, 3)).sum().backward()
+    model.kl().backward()
+    assert torch.isfinite(model.kl())
+    assert torch.isfinite(model.blocks[0].loc.grad).all()
+
+
+def test_a_draw_made_in_inference_mode_does_not_hinder_training() -> None:
+    model = br.bayesianize(nn.Linear(3, 2))
+    with torch.inference_mode():
+        model(torch.ones(1, 3))
+    model.kl("sample").backward()
+    assert model.blocks[0].rho.grad is not None
+
+
+@pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}])
+def test_an_embedding_whose_weight_cannot_be_drawn_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"weight .* sparse=True or max_norm"):
+        br.bayesianize(nn.Embedding(5, 3, **options))
+
+
+def test_the_kl_of_half_precision_weights_is_summed_in_single_precision() -> None:
+    model = br.bayesianize(nn.Linear(100, 100), prior=br.Normal(0.0, 0.5))
+    model.resample()
+    exact = model.kl("exact").item()
+    half = model.to(torch.bfloat16)
+    assert half.kl("exact").item() == pytest.approx(exact, rel=2e-3)
+    half.kl("exact").backward()
+    assert half.blocks[0].loc.grad.dtype == torch.bfloat16
+
+
+def test_the_start_of_sigma_may_be_given_as_a_list() -> None:
+    assert br.Gaussian(scale=[0.1, 0.2]) == br.Gaussian(scale=(0.1, 0.2))  # type: ignore[arg-type]

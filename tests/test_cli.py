@@ -1,0 +1,514 @@
+"""The command line: what it prints, and one clear line for whatever is wrong."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import bayesrnn
+from bayesrnn import storage
+from bayesrnn.cli import main
+from bayesrnn.train import loop
+from small_runs import (
+    EPOCH,
+    assert_same_end,
+    checkpoint_folders,
+    environment,
+    folder_contents,
+    write_recipe,
+    write_text,
+)
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that were said to have gone wrong: one a problem, and nothing else."""
+        lines = self.err.splitlines()
+        assert "Traceback" not in self.err
+        assert all(line.startswith("error: ") and len(line) < 700 for line in lines), self.err
+        return [line.removeprefix("error: ") for line in lines]
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process."""
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return Result(int(caught.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run beside its recipe."""
+    folder = tmp_path_factory.mktemp("finished")
+    recipe = write_recipe(folder)
+    loop.train(bayesrnn.read_recipe(recipe), folder / "run", quiet=True)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy, to be harmed."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return write_recipe(tmp_path)
+
+
+# --- what works ------------------------------------------------------------------------------
+
+
+def test_the_package_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesrnn", "--help"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert all(command in done.stdout for command in ("train", "evaluate", "generate"))
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+def test_help_shows_an_example(command: str, cli: Cli) -> None:
+    result = cli(command, "--help")
+    assert result.code == 0
+    assert f"bayesrnn {command} r" in result.out
+    assert "--json" in result.out
+
+
+def test_the_version_is_printed(cli: Cli) -> None:
+    assert cli("--version") == Result(0, bayesrnn.__version__ + "\n", "")
+
+
+def test_train_prints_figures_and_json(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    result = cli("train", recipe, "train.epochs=1", "--out", tmp_path / "run", "--json")
+    assert result.code == 0
+    figures = json.loads(result.out)
+    assert figures["run"] == str(tmp_path / "run")
+    assert (figures["finished"], figures["steps"], figures["epochs"]) == (True, EPOCH, 1)
+    assert figures["valid_perplexity"] == figures["best_valid_perplexity"] > 1
+    assert figures["complexity_bits"] > 0
+    assert f"starting on cpu: {bayesrnn.load(tmp_path / 'run').weight_count:,} " in result.err
+    again = cli("train", recipe, "train.epochs=1", "--out", tmp_path / "run", "--quiet")
+    assert again.code == 0
+    assert again.err == ""
+    assert "valid perplexity" in again.out
+
+
+def test_the_best_epoch_is_not_always_the_last(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    lines = []
+    for epochs in (1, 2, 3):
+        settings = [f"train.epochs={epochs}", "--out", tmp_path / "run", "--json", "--quiet"]
+        lines.append(json.loads(cli("train", recipe, *settings).out))
+    expected = min(line["valid_perplexity"] for line in lines)
+    assert lines[-1]["best_valid_perplexity"] == expected
+
+
+def test_evaluate_prints_the_mean_and_the_average_of_draws(cli: Cli, finished: Path) -> None:
+    mean = json.loads(cli("evaluate", finished, "--json").out)
+    assert (mean["split"], mean["weights"], mean["samples"]) == ("test", "mean", 0)
+    assert mean["expected_nll"] is None
+    assert mean["complexity_nats"] > 0
+    three = json.loads(cli("evaluate", finished, "--samples", 3, "--json").out)
+    assert (three["weights"], three["samples"]) == ("sample", 3)
+    assert three["nll"] <= three["expected_nll"]
+    assert json.loads(cli("evaluate", finished, "--samples", 3, "--json").out) == three
+    seed = json.loads(cli("evaluate", finished, "--samples", 3, "--seed", 2, "--json").out)
+    assert seed["nll"] != three["nll"]
+    ten = json.loads(cli("evaluate", finished, "--weights", "sample", "--json").out)
+    assert ten["samples"] == 10
+
+
+def test_evaluate_agrees_with_the_training_on_the_validation_text(cli: Cli, finished: Path) -> None:
+    found = json.loads(cli("evaluate", finished, "--split", "valid", "--json").out)
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    last = [json.loads(line) for line in lines if '"epoch",' in line][-1]
+    assert found["nll"] == pytest.approx(last["valid_nll"], rel=1e-9)
+
+
+def test_evaluate_reads_another_text_with_the_runs_vocabulary(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("w1 w2 something else\n" * 60)
+    here = json.loads(cli("evaluate", finished, "--json").out)
+    there = json.loads(cli("evaluate", finished, "--data", other, "--json").out)
+    assert there["tokens"] == 29  # a tenth of 300 tokens, less the first
+    assert there["nll"] != here["nll"]
+    assert cli("evaluate", finished, "--streams", 5).code == 0
+
+
+def test_a_plain_network_has_no_complexity(cli: Cli, tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    recipe = write_recipe(tmp_path, **plain)
+    trained = cli("train", recipe, "train.epochs=1", "--out", tmp_path / "run", "--json")
+    assert json.loads(trained.out)["complexity_bits"] is None
+    assert json.loads(cli("evaluate", tmp_path / "run", "--json").out)["complexity_nats"] is None
+    assert re.search(r"complexity nats\s*│\s*-\s", cli("evaluate", tmp_path / "run").out)
+
+
+def test_generate_writes_the_same_text_for_the_same_seed(cli: Cli, finished: Path) -> None:
+    words = ["generate", finished, "--prompt", "w1 w2", "--tokens", 30]
+    first = cli(*words, "--seed", 4)
+    assert first == cli(*words, "--seed", 4)
+    assert first.code == 0
+    assert first.out.startswith("w1 w2 ")
+    assert first.out != cli(*words, "--seed", 5).out
+    found = json.loads(cli(*words, "--seed", 4, "--json").out)
+    assert found["prompt"] == "w1 w2"
+    assert first.out == f"w1 w2 {found['text']}\n"
+    drawn = json.loads(cli(*words, "--seed", 4, "--weights", "sample", "--json").out)
+    assert drawn["weights"] == "sample"
+    assert drawn["text"] != found["text"]
+
+
+# --- bad input to train ----------------------------------------------------------------------
+
+
+def file_with(contents: bytes) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        path = folder / "bad.txt"
+        path.write_bytes(contents)
+        return f"data.path={path}"
+
+    return make
+
+
+def short_text(folder: Path) -> str:
+    return f"data.path={write_text(folder, words=6, name='short.txt')}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (lambda _: "data.path=no/such.txt", 1, ["no/such.txt does not exist; set data.path"]),
+        (file_with(b""), 1, ["bad.txt is empty or blank"]),
+        (file_with(b" \n\n"), 1, ["bad.txt is empty or blank"]),
+        (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),
+        (file_with(b"some words\xff and more" * 99), 1, ["bad.txt is not UTF-8 (at byte 10)"]),
+        (short_text, 1, ["short.txt has 6 tokens, too few to split"]),
+        (lambda _: "train.streams=600", 1, ["fewer than 600 streams need (601)"]),
+        (lambda _: "train.valid_streams=51", 1, ["'valid' has 50 tokens, fewer than 51 streams"]),
+        (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
+        (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
+        (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
+        (lambda _: "prior.pi=1.5", 2, ["prior.pi must be between 0 and 1, got 1.5"]),
+        (lambda _: "prior.kind=spike", 2, ["prior.kind is 'spike'; allowed: uniform, normal"]),
+        (lambda _: "train.lr", 1, ["cannot read the setting 'train.lr'"]),
+        (lambda _: "train.device=cuda:77", 1, ["train.device is 'cuda:77'"]),
+        (lambda _: "train.options.momentum=-2", 1, ["train.options do not suit SGD"]),
+        (lambda _: 'bayes.where=["head.*"]', 2, ["where pattern 'head.*' matches no trainable"]),
+        (
+            lambda _: "train.lr=-1 train.learning_speed=3 prior.pi=7 model.cell=9 data.tokens=0",
+            2,
+            ["data.tokens", "model.cell", "prior.pi", "train.learning_speed", "train.lr"],
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line_a_problem_and_nothing_is_made(
+    settings: Callable[[Path], str],
+    code: int,
+    said: list[str],
+    cli: Cli,
+    recipe: Path,
+    tmp_path: Path,
+) -> None:
+    given = settings(tmp_path)
+    before = {k: v for k, v in folder_contents(tmp_path).items() if not k.startswith("cache")}
+    words = given.split(" ") if given.count("=") > 1 else [given]
+    result = cli("train", recipe, *words, "--out", tmp_path / "run")
+    assert result.code == code
+    assert result.out == ""
+    assert len(result.errors) == len(said)
+    for line, fragment in zip(sorted(result.errors), said, strict=True):
+        assert fragment in line
+    after = {k: v for k, v in folder_contents(tmp_path).items() if not k.startswith("cache")}
+    assert after == before
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (None, "no recipe at"),
+        (b"[train\nlr = 1", "is not valid TOML: "),
+        (b"\x00\xff\xfe", "is not UTF-8 text, so it is no recipe"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_named(
+    contents: bytes | None, said: str, cli: Cli, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    if contents is not None:
+        path.write_bytes(contents)
+    result = cli("train", path, "--out", tmp_path / "run")
+    assert result.code == 1
+    [line] = result.errors
+    assert str(path) in line
+    assert said in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_recipes_run_is_refused_untouched_until_fresh_is_said(
+    cli: Cli, finished: Path, run: Path
+) -> None:
+    recipe = finished.parent / "small.toml"
+    before = folder_contents(run)
+    result = cli("train", recipe, "train.lr=0.125", "--out", run)
+    assert result.code == 1
+    [line] = result.errors
+    assert "train.lr is 0.5 there and 0.125 here" in line
+    assert "--fresh" in line
+    assert folder_contents(run) == before
+    settings = ["train.lr=0.125", "train.max_steps=2", "--out", run, "--fresh", "--quiet"]
+    assert cli("train", recipe, *settings).code == 0
+    assert [path.name for path in checkpoint_folders(run)] == ["000000002"]
+
+
+def test_a_mistyped_path_corrected_is_no_other_recipe(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    out = ["--out", tmp_path / "run", "--quiet"]
+    assert cli("train", recipe, "data.path=txet.txt", *out).code == 1
+    assert cli("train", recipe, "train.max_steps=1", *out).code == 0
+
+
+def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    settings = ["train.lr=1e38", "train.clip=0", "train.checkpoint_minutes=0"]
+    result = cli("train", recipe, *settings, "--out", tmp_path / "run", "--quiet")
+    assert result.code == 1
+    [line] = result.errors
+    assert re.match(r"step \d+: .* is not finite", line)
+    assert "train.lr=5e+37" in line
+
+
+# --- disks -----------------------------------------------------------------------------------
+
+
+def fail_at(where: str, number: int) -> Callable[[Path, bytes], None]:
+    """Half of a file is written, then the disk is full, or no longer ours."""
+    write = storage._write_synced
+
+    def fails(path: Path, data: bytes) -> None:
+        if where in str(path):
+            path.write_bytes(data[: len(data) // 2])
+            raise OSError(number, "No space left on device")
+        write(path, data)
+
+    return fails
+
+
+@pytest.mark.parametrize("where", ["checkpoints", "/.model."])
+def test_a_full_disk_is_one_line_and_what_was_saved_stays(
+    where: str,
+    cli: Cli,
+    finished: Path,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = finished.parent / "small.toml"
+    saved = {k: v for k, v in folder_contents(run).items() if k.startswith(("check", "model"))}
+    longer = ["train.epochs=3", "--out", run, "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_write_synced", fail_at(where, errno.ENOSPC))
+        result = cli("train", recipe, *longer)
+    assert result.code == 1
+    [line] = result.errors
+    assert re.fullmatch(r"cannot write .*: No space left on device; free some space", line)
+    if where == "checkpoints":
+        now = {k: v for k, v in folder_contents(run).items() if k.startswith(("check", "model"))}
+        assert now == saved
+    else:
+        assert all(folder_contents(run)[k] == v for k, v in saved.items() if k[:5] == "model")
+    assert cli("train", recipe, *longer).code == 0  # there is room again
+    settings = ["train.epochs=3", "--out", tmp_path / "undisturbed", "--quiet"]
+    assert cli("train", recipe, *settings).code == 0
+    assert_same_end(run, tmp_path / "undisturbed", with_steps=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_log_that_cannot_be_written_is_one_line(cli: Cli, finished: Path, run: Path) -> None:
+    (run / "log.txt").unlink()
+    (run / "log.txt").symlink_to("/dev/full")
+    result = cli("train", finished.parent / "small.toml", "--out", run)
+    assert result.code == 1
+    [line] = result.errors
+    assert re.fullmatch(r"cannot write .*log\.txt: No space left on device; free some space", line)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
+def test_metrics_that_cannot_be_written_are_one_line(
+    cli: Cli, finished: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if "metrics.jsonl" in str(Path(f"/proc/self/fd/{descriptor}").resolve()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", full)
+    recipe = finished.parent / "small.toml"
+    result = cli("train", recipe, "train.epochs=3", "--out", run, "--quiet")
+    assert result.code == 1
+    [line] = result.errors
+    assert "metrics.jsonl: No space left on device; free some space" in line
+
+
+def test_a_place_one_may_not_write_to_is_one_line(
+    cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def refused(self: Path, *args: Any, **kwargs: Any) -> None:
+        if self.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    result = cli("train", recipe, "--out", tmp_path / "locked")
+    assert result.code == 1
+    [line] = result.errors
+    assert re.fullmatch(r"cannot write to .*locked: Permission denied; choose another --out", line)
+
+
+def test_an_error_of_the_system_is_still_one_line(
+    cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "some/file")
+
+    monkeypatch.setattr("bayesrnn.cli.load", fails)
+    result = cli("evaluate", finished)
+    assert (result.code, result.errors) == (1, ["some/file: Input/output error"])
+
+
+# --- bad input to evaluate and generate ------------------------------------------------------
+
+
+def cut_short(run: Path) -> None:
+    path = run / "model/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def flip_a_bit(run: Path) -> None:
+    path = run / "model/model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 16
+    path.write_bytes(data)
+
+
+def replace_by_anothers(run: Path) -> None:
+    (run / "model/config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+
+
+def never_finish(run: Path) -> None:
+    shutil.rmtree(run / "model")
+
+
+def lose_the_recipe(run: Path) -> None:
+    (run / "recipe.toml").unlink()
+
+
+def lose_the_vocabulary(run: Path) -> None:
+    (run / "vocabulary.json").unlink()
+
+
+def lose_everything(run: Path) -> None:
+    shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (cut_short, r"model\.safetensors is damaged: its SHA-256 is not the one in config.json"),
+        (flip_a_bit, r"model\.safetensors is damaged: its SHA-256 is not the one in config.json"),
+        (replace_by_anothers, r"config\.json does not describe a bayesrnn model"),
+        (never_finish, r"run holds no finished model yet; train it first"),
+        (lose_the_recipe, r"run is not a run"),
+        (lose_the_vocabulary, r"vocabulary\.json: No such file"),
+        (lose_everything, r"no model at .*run: there is no such folder"),
+    ],
+)
+def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
+    command: str, harm: Callable[[Path], None], said: str, cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    harm(run)
+    before = folder_contents(tmp_path)
+    result = cli(command, run)
+    assert (result.code, result.out) == (1, "")
+    [line] = result.errors
+    assert re.search(said, line)
+    assert folder_contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["evaluate", "RUN", "--split", "dev"],
+        ["evaluate", "RUN", "--weights", "median"],
+        ["evaluate", "RUN", "--samples", "0"],
+        ["evaluate", "RUN", "--samples", "few"],
+        ["evaluate", "RUN", "--weights", "mean", "--samples", "3"],
+        ["evaluate", "RUN", "--streams", "0"],
+        ["evaluate", "RUN", "--seed", str(10**30)],
+        ["evaluate"],
+        ["generate", "RUN", "--tokens", "0"],
+        ["generate", "RUN", "--temperature", "-1"],
+        ["generate", "RUN", "--temperature", "nan"],
+        ["generate", "RUN", "--seed", "-1"],
+        ["train"],
+        ["train", "RUN", "--speed", "3"],
+        ["prune-nothing"],
+    ],
+)
+def test_wrong_use_exits_with_2(wrong: list[str], cli: Cli, finished: Path) -> None:
+    result = cli(*(finished if word == "RUN" else word for word in wrong))
+    assert (result.code, result.out) == (2, "")
+    assert "Traceback" not in result.err
+    flag = next((word for word in wrong if word.startswith("--")), "")
+    assert flag.lstrip("-") in result.err
+
+
+def test_an_unknown_device_is_one_line(cli: Cli, finished: Path) -> None:
+    result = cli("evaluate", finished, "--device", "abacus")
+    assert (result.code, result.errors) == (
+        1,
+        ["--device is 'abacus'; use auto, cpu or cuda"],
+    )
+
+
+def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
+    result = cli("evaluate", run, "--data", "gone.txt")
+    assert result.code == 1
+    assert "gone.txt does not exist" in result.errors[0]
