@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bayesrnn as br
 
@@ -43,3 +44,13 @@ def test_the_kl_of_half_precision_weights_is_summed_in_single_precision() -> Non
 
 def test_the_start_of_sigma_may_be_given_as_a_list() -> None:
     assert br.Gaussian(scale=[0.1, 0.2]) == br.Gaussian(scale=(0.1, 0.2))  # type: ignore[arg-type]
+
+
+def test_the_whole_model_can_be_checkpointed_under_one_held_draw() -> None:
+    model, x = br.bayesianize(nn.LSTM(3, 4)), torch.randn(5, 2, 3)
+    rho = model.blocks[0].rho
+    with model.hold():
+        plain = torch.autograd.grad(model(x)[0].sum(), rho)[0]
+        again = checkpoint(model, x, use_reentrant=False)[0].sum()
+        recomputed = torch.autograd.grad(again, rho)[0]
+    assert torch.equal(plain, recomputed)

@@ -89,8 +89,9 @@ class _DrawTheta(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         block: Block = ctx.block
         count = len(ctx.noise_names)
-        noise = dict(zip(ctx.noise_names, ctx.saved_tensors[:count], strict=True))
-        parameters = block.named(ctx.saved_tensors[count:])
+        saved = ctx.saved_tensors  # asked for once: checkpointing allows no second time
+        noise = dict(zip(ctx.noise_names, saved[:count], strict=True))
+        parameters = block.named(saved[count:])
         if block.posterior.per_sequence and not block.one_sequence:
             raise RuntimeError(
                 "the Fisher estimate of sigma's gradient needs the gradient of one sequence at a "

@@ -112,8 +112,8 @@ class Trainer:
         for warning in warnings:
             self.reporter.say(warning)
         kept = self._restore(checkpoint) if checkpoint else 0
-        self.metrics = MetricsLog(run, kept)
         self._say_start(checkpoint is not None)
+        self.metrics = MetricsLog(run, kept)
 
     # --- the loop ------------------------------------------------------------------------------
 
