@@ -162,7 +162,8 @@ def test_a_crash_between_the_last_step_of_an_epoch_and_its_end_does_no_harm(
 def test_metrics_written_after_the_checkpoint_are_written_once(
     undisturbed: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Stop at 6; crash at 9, after the line of step 8; stop at 7, before it is written again."""
+    """Stop at 6; crash at 9, after the line of step 8; stop at 7, before it is written again, so
+    that it must not count as kept when a crash at 14 takes the run back to 7."""
     expected = undisturbed("lstm, SGD")
     recipe = recipe_beside(expected, "lstm, SGD")
     train_until(6, signalled, recipe, tmp_path / "run")
@@ -170,6 +171,7 @@ def test_metrics_written_after_the_checkpoint_are_written_once(
     assert metrics(tmp_path / "run")[-1]["step"] == 8
     train_until(7, signalled, recipe, tmp_path / "run")
     assert metrics(tmp_path / "run")[-1]["step"] == 4
+    train_until(14, crashed, recipe, tmp_path / "run")
     train(recipe, tmp_path / "run", quiet=True)
     assert_same_end(tmp_path / "run", expected)
 

@@ -63,6 +63,16 @@ def test_the_run_of_another_recipe_is_refused_with_the_keys_that_differ(
     assert folder_contents(run) == before
 
 
+def test_a_folder_that_became_another_recipes_in_the_meantime_is_refused(
+    finished: Path, run: Path
+) -> None:
+    """While the text was read, say: what was checked before is checked again under the lock."""
+    before = folder_contents(run)
+    with pytest.raises(UserError, match="holds the run of another recipe"):
+        Run(run).prepare(recipe_of(finished, train={"lr": 0.25}), fresh=False)
+    assert folder_contents(run) == before
+
+
 def test_the_same_patterns_in_another_order_are_another_recipe(
     finished: Path, tmp_path: Path
 ) -> None:
