@@ -222,7 +222,7 @@ def short_text(folder: Path) -> str:
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
         (lambda _: "prior.pi=1.5", 2, ["prior.pi must be between 0 and 1, got 1.5"]),
         (lambda _: "prior.kind=spike", 2, ["prior.kind is 'spike'; allowed: uniform, normal"]),
-        (lambda _: "train.lr", 1, ["cannot read the setting 'train.lr'"]),
+        (lambda _: "train.lr", 2, ["'train.lr' is no setting; write it as table.key=value"]),
         (lambda _: "train.device=cuda:77", 1, ["train.device is 'cuda:77'"]),
         (lambda _: "train.options.momentum=-2", 1, ["train.options do not suit SGD"]),
         (lambda _: 'bayes.where=["head.*"]', 2, ["where pattern 'head.*' matches no trainable"]),

@@ -176,7 +176,7 @@ def test_later_overrides_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize("override", ["train.lr", "=3", " =3", "train lr=3", "a..b=3", ""])
 def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path) -> None:
     path = write(tmp_path, 'data.path = "text"')
-    with pytest.raises(UserError, match=r"write it as table\.key=value") as caught:
+    with pytest.raises(Invalid, match=r"write it as table\.key=value") as caught:
         read_recipe(path, [override])
     assert repr(override) in str(caught.value)
 

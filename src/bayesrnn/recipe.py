@@ -308,14 +308,12 @@ def _parse_override(text: str) -> dict[str, Any]:
     {'data': {'path': 'my/text'}}
     """
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"cannot read the setting {text!r}; write it as table.key=value")
-    for right in (value, _quote(value)):
+    for right in (value, _quote(value)) if equals else ():
         try:
             return tomllib.loads(f"{key} = {right}")
         except tomllib.TOMLDecodeError:
             continue
-    raise UserError(f"cannot read the setting {text!r}; write it as table.key=value")
+    raise Invalid([(repr(text), "is no setting; write it as table.key=value")])
 
 
 def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -218,3 +218,14 @@ def test_when_every_checkpoint_is_damaged_the_run_says_so_and_keeps_them(
 def test_the_checkpoint_before_the_newest_is_kept(finished: Path) -> None:
     names = [path.name for path in checkpoint_folders(finished)]
     assert names == [f"{2 * EPOCH - 1:09d}", f"{2 * EPOCH:09d}"]
+
+
+def test_a_run_is_not_resumed_on_another_text(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = small_recipe(tmp_path, train={"max_steps": 3})
+    longer = small_recipe(tmp_path, train={"max_steps": 5})
+    train(recipe, run, quiet=True)
+    text = Path(recipe.data.path)
+    text.write_text(text.read_text() + "w1 w2 w3\n")
+    with pytest.raises(UserError, match=r"data are not those that the run in .* began with"):
+        train(longer, run, quiet=True)

@@ -85,12 +85,14 @@ class TextData:
 class Corpus:
     """An encoded text. The ids, by split, stay on the disk until they are used.
 
-    `unknown` counts, by split, the tokens read as `<unk>` that the text does not write so.
+    `unknown` counts, by split, the tokens read as `<unk>` that the text does not write so;
+    `digest` is that of the files' contents.
     """
 
     vocabulary: Vocabulary
     ids: Mapping[str, NDArray[np.int32]]
     unknown: Mapping[str, int]
+    digest: str
 
 
 def load_text(settings: TextData, vocabulary: Vocabulary | None = None) -> Corpus:
@@ -100,11 +102,12 @@ def load_text(settings: TextData, vocabulary: Vocabulary | None = None) -> Corpu
     """
     sources = _find_sources(Path(settings.path).expanduser())
     folder = _cache_folder(settings)
-    key = _cache_key(settings, sources, vocabulary)
-    corpus = _read_cache(folder, key)
+    digest = _digest(sources)
+    key = _cache_key(settings, digest, vocabulary)
+    corpus = _read_cache(folder, key, digest)
     if corpus is None:
         _write_cache(folder, key, settings, sources, vocabulary)
-        corpus = _read_cache(folder, key)
+        corpus = _read_cache(folder, key, digest)
     if corpus is None:
         raise UserError(f"cannot read back the encoded text in {folder}; {CACHE_REMEDY}")
     return corpus
@@ -297,22 +300,25 @@ def _cache_folder(settings: TextData) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "bayesrnn"
 
 
-def _cache_key(
-    settings: TextData, sources: Mapping[str, list[Path]], vocabulary: Vocabulary | None
-) -> str:
-    """A digest of all that the encoded text depends on, but not of where the files are."""
+def _digest(sources: Mapping[str, list[Path]]) -> str:
+    """Of the contents of all files, in their order."""
     with _progress("looking at the text", sources) as advance:
         digests = {
             name: [sha256(path, advance) for path in paths] for name, paths in sources.items()
         }
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def _cache_key(settings: TextData, digest: str, vocabulary: Vocabulary | None) -> str:
+    """A digest of all that the encoded text depends on, but not of where the files are."""
     choices = asdict(settings)
     del choices["path"], choices["cache"]
     tokens = None if vocabulary is None else vocabulary.tokens
-    everything = json.dumps([CACHE_FORMAT, digests, choices, tokens])
+    everything = json.dumps([CACHE_FORMAT, digest, choices, tokens])
     return hashlib.sha256(everything.encode()).hexdigest()
 
 
-def _read_cache(folder: Path, key: str) -> Corpus | None:
+def _read_cache(folder: Path, key: str, digest: str) -> Corpus | None:
     """The text encoded before; None if it is not there, or not whole."""
     file = folder / f"{key}.ids"
     try:
@@ -329,7 +335,7 @@ def _read_cache(folder: Path, key: str) -> Corpus | None:
             start += length
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Corpus(vocabulary, ids, unknown)
+    return Corpus(vocabulary, ids, unknown, digest)
 
 
 def _write_cache(

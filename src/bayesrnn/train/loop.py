@@ -245,7 +245,7 @@ class Trainer:
             f"step {self.step + 1}: {what} is not finite (loss {error:.4g}, kl {kl:.4g}, gradient "
             f"norm {norm:.4g}). The learning rate is probably too high, or a scale too small: try "
             f"train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a larger prior scale. "
-            f"Nothing was updated; the last checkpoint in {self.run.checkpoints} is intact"
+            f"The step was not taken; what was saved in {self.run.path} is as it was"
         )
 
     @contextmanager
@@ -291,6 +291,7 @@ class Trainer:
             "step": self.step,
             "epoch": self.epoch,
             "position": self.task.batches.position,
+            "data": self.task.digest,
             "objective": self.objective.state_dict(),
             "window": vars(self.window),
             "seconds": self.seconds,
@@ -307,6 +308,11 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> int:
         """Go back to a checkpoint; the number of bytes of metrics it had written."""
         tensors, facts = checkpoint
+        if facts["data"] != self.task.digest:
+            raise UserError(
+                f"the data are not those that the run in {self.run.path} began with; put them "
+                "back, or start over with --fresh"
+            )
         device = self.task.batches.device
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])

@@ -21,6 +21,9 @@ class Task(Protocol):
     @property
     def batches(self) -> StreamLoader: ...
 
+    @property
+    def digest(self) -> str: ...
+
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]: ...
 
     def validate(self, model: Bayesian) -> dict[str, float]: ...
@@ -39,6 +42,11 @@ class LanguageTask:
             self.corpus.ids["train"], train.streams, train.unroll, train.drop_last, device, "train"
         )
         self._valid = self.stream("valid", train.valid_streams)
+
+    @property
+    def digest(self) -> str:
+        """Of the text: a resumed run must go on with the same."""
+        return self.corpus.digest
 
     def stream(self, split: str, streams: int = 1) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise."""
