@@ -17,7 +17,7 @@ from bayesrnn.data.text import tokenise
 from bayesrnn.train.task import LanguageTask
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-TOKENS = 120_000
+TOKENS = 130_000
 
 
 def main() -> None:
