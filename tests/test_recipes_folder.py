@@ -54,6 +54,7 @@ def test_the_medium_recipe_is_the_published_one() -> None:
 
 
 def test_the_demos_twins_differ_only_in_being_bayesian() -> None:
+    same_schedule = ["train.epochs=1", "train.decay=1", "train.decay_after=0"]
     both = [
         read_recipe(path, ["data.path=text", "train.epochs=1"])
         for path in RECIPES
