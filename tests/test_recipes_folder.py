@@ -53,10 +53,10 @@ def test_the_medium_recipe_is_the_published_one() -> None:
     assert list(recipe.posterior) == ["rnn.*", "*"]
 
 
-def test_the_demos_twins_differ_only_in_being_bayesian() -> None:
+def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None:
     same_schedule = ["train.epochs=1", "train.decay=1", "train.decay_after=0"]
     both = [
-        read_recipe(path, ["data.path=text", "train.epochs=1"])
+        read_recipe(path, ["data.path=text", *same_schedule])
         for path in RECIPES
         if path.stem.startswith("demo-")
     ]
