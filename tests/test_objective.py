@@ -187,7 +187,7 @@ def test_an_epochs_free_energy_is_the_nll_plus_the_kl(kl: str) -> None:
     with model.hold():  # one draw, so that the whole data set has one free energy
         losses = run(objective, model, loader)
         theta = {}
-        eps = model.blocks[0].split(model.blocks[0].noise["eps"])
+        eps = model.blocks[0].layout.split(model.blocks[0].noise["eps"])
         by_hand = 0.0
         for name, (loc, scale) in model.moments().items():
             theta[name] = loc + scale * eps[name]

@@ -198,7 +198,7 @@ def test_prior_values_follow_their_prior_whatever_the_order_of_the_layers(tmp_pa
     br.save(model, tmp_path / "model")
     loaded = br.load(tmp_path / "model", module=network(("two", "one")))
     found = {
-        block.weights[0].name: loaded.hyper(block).scale.exp().item()
+        block.layout.weights[0].name: loaded.hyper(block).scale.exp().item()
         for block in loaded.each_block()
     }
     assert found == pytest.approx({"one.weight": 2.0, "two.weight": 7.0})

@@ -7,7 +7,7 @@ checked: a batch that does not fit the loader's count raises.
 """
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from bayesrnn.bayes.bayesianize import Bayesian
+from bayesrnn.bayes.block import Charge
 from bayesrnn.bayes.kl import Estimator
 
 
@@ -68,6 +69,7 @@ class Loss:
     draws: int
     model: Bayesian = field(repr=False)
     losses: Tensor = field(repr=False)
+    charges: Sequence[Charge] = field(repr=False)
 
     @property
     def total(self) -> Tensor:
@@ -91,8 +93,13 @@ class Loss:
 
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
+        scale = self.streams * self.draws
+        if any(charge.hyper.learnt() for charge in self.charges):
+            self.objective.backward()  # a learnt prior's own gradient comes from the graph
+            return
         if not self.model.per_sequence:
-            self.objective.backward()
+            with self.model.charged(self.charges, self.share / scale):
+                (self.error / scale).backward()
             return
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise RuntimeError("the Fisher estimate is not available in a process group")
@@ -107,7 +114,7 @@ class Loss:
                     if gradient is not None:
                         total += gradient
         for parameter, total in zip(parameters, sums, strict=True):
-            total /= self.streams * self.draws
+            total /= scale
             parameter.grad = total if parameter.grad is None else parameter.grad + total
 
 
@@ -167,7 +174,8 @@ class FreeEnergy:
                 f"loader's epoch ({self.targets // self.processes}), so the KL would be charged "
                 "more than once; if an epoch was broken off, call objective.restart()"
             )
-        loss = Loss(nll.sum(), complexity, share, streams, draws, inner, nll.reshape(-1))
+        losses = nll.reshape(-1)
+        loss = Loss(nll.sum(), complexity, share, streams, draws, inner, losses, inner.charges())
         self._seen = seen
         self._error = self._error.to(nll.device) + loss.error.detach().double() / draws
         self._complexity = self._complexity.to(nll.device) + complexity.detach().double() / draws

@@ -51,7 +51,7 @@ def save(model: Bayesian, folder: str | Path) -> None:
         if not any(known is block.posterior for known in posteriors):
             posteriors.append(block.posterior)
         index = next(i for i, known in enumerate(posteriors) if known is block.posterior)
-        for weight in block.weights:
+        for weight in block.layout.weights:
             weights[weight.name] = {"posterior": index, "prior": block.prior, "axis": weight.axis}
     for name, (loc, scale) in model.moments().items():
         for key, value in ((f"{name}.loc", loc), (f"{name}.scale", scale)):
@@ -186,10 +186,12 @@ def _fill(
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
     for block in model.each_block():
-        loc = block.join({w.name: tensors[f"{w.name}.loc"] for w in block.weights})
+        loc = block.layout.join({w.name: tensors[f"{w.name}.loc"] for w in block.layout.weights})
         scale = None
         if block.posterior.std(block.parameters_by_name) is not None:
-            scale = block.join({w.name: tensors[f"{w.name}.scale"] for w in block.weights})
+            scale = block.layout.join(
+                {w.name: tensors[f"{w.name}.scale"] for w in block.layout.weights}
+            )
         for name, value in block.posterior.restore(loc, scale).items():
             getattr(block, name).copy_(value)
     for hyper in model.each_prior():

@@ -110,7 +110,7 @@ def by_name(model: Bayesian, which: str) -> dict[str, Tensor]:
     pieces: dict[str, Tensor] = {}
     for block in model.blocks:
         flat = block.noise[which] if which == "eps" else getattr(block, which)
-        pieces.update(block.split(flat.detach()))
+        pieces.update(block.layout.split(flat.detach()))
     return pieces
 
 
@@ -118,7 +118,7 @@ def gradient_by_name(model: Bayesian, which: str) -> dict[str, Tensor]:
     """The gradient of a learnt tensor of all blocks, by the weights' names."""
     pieces: dict[str, Tensor] = {}
     for block in model.blocks:
-        pieces.update(block.split(getattr(block, which).grad))
+        pieces.update(block.layout.split(getattr(block, which).grad))
     return pieces
 
 
@@ -128,9 +128,9 @@ def learnt(model: Bayesian) -> tuple[list[Tensor], list[Tensor]]:
     views, gradients = [], []
     for block in model.blocks:
         for parameter in block.parameters():
-            views += block.split(parameter.detach()).values()
-            gradients += block.split(parameter.grad).values()
-            assert parameter.grad.count_nonzero() <= block.count  # none in the padding
+            views += block.layout.split(parameter.detach()).values()
+            gradients += block.layout.split(parameter.grad).values()
+            assert parameter.grad.count_nonzero() <= block.layout.count  # none in the padding
     for parameter in model.parameters():
         if parameter.requires_grad and parameter not in inside:
             views.append(parameter.detach())
@@ -148,4 +148,4 @@ def last_draw(model: Bayesian) -> dict[str, Tensor]:
 
 def axes(model: Bayesian) -> dict[str, int | None]:
     """The axis of the input units of each weight, as the model has them."""
-    return {weight.name: weight.axis for block in model.blocks for weight in block.weights}
+    return {weight.name: weight.axis for block in model.blocks for weight in block.layout.weights}

@@ -334,7 +334,7 @@ def test_in_a_mapping_the_first_match_counts() -> None:
     priors = {
         weight.name: model.hyper(block).prior.kind
         for block in model.blocks
-        for weight in block.weights
+        for weight in block.layout.weights
     }
     assert priors == {
         "0.weight": "laplace",
@@ -437,7 +437,7 @@ def test_views_are_aligned_to_64_bytes_and_hold_the_weights(dtype: torch.dtype) 
     for block in model.blocks:
         for flat in (block.loc, block.rho, block.draw()):
             assert flat.dtype == dtype
-            for view in block.split(flat).values():
+            for view in block.layout.split(flat).values():
                 assert view.data_ptr() % 64 == 0
                 assert view.is_contiguous()
     for name, parameter in net.named_parameters():
@@ -447,7 +447,7 @@ def test_views_are_aligned_to_64_bytes_and_hold_the_weights(dtype: torch.dtype) 
 def test_each_recurrent_layer_is_a_block_with_its_matrices_before_its_biases() -> None:
     net = nn.ModuleDict({"a": nn.LSTM(3, 2, num_layers=2), "b": nn.GRU(3, 2), "c": nn.Linear(2, 2)})
     model = bayesianize(net)
-    blocks = [[weight.name for weight in block.weights] for block in model.blocks]
+    blocks = [[weight.name for weight in block.layout.weights] for block in model.blocks]
     assert blocks == [
         [
             f"a.{kind}_{part}_l{i}"
@@ -463,10 +463,10 @@ def test_each_recurrent_layer_is_a_block_with_its_matrices_before_its_biases() -
 def test_join_and_split_are_inverse_and_padding_is_zero() -> None:
     block = bayesianize(nn.Linear(3, 5)).blocks[0]
     named = {"weight": torch.ones(5, 3), "bias": torch.full((5,), 2.0)}
-    flat = block.join(named)
+    flat = block.layout.join(named)
     assert flat.sum() == 15 + 10
     assert flat.numel() == 64
-    for name, view in block.split(flat).items():
+    for name, view in block.layout.split(flat).items():
         assert torch.equal(view, named[name])
 
 
@@ -613,7 +613,7 @@ def test_functional_call_replaces_the_learnt_tensors() -> None:
     expected = model(x) + x.sum(1, keepdim=True) + 1
     assert torch.allclose(out, expected, atol=1e-5)
     (gradient,) = torch.autograd.grad(out.sum(), moved["blocks.0.loc"])
-    weight = model.blocks[0].split(gradient)["weight"]
+    weight = model.blocks[0].layout.split(gradient)["weight"]
     assert torch.allclose(weight, x.sum(0).expand(2, 3), atol=1e-5)
     model.train()
     torch.manual_seed(1)

@@ -409,7 +409,7 @@ def test_refine_gets_exactly_the_gradient_of_the_loss_at_the_draw() -> None:
     for block in model.blocks:
         eps = torch.empty_like(block.loc).normal_(generator=generator)
         scale = torch.nn.functional.softplus(block.rho.detach()) + 1e-5
-        first.update(block.split(block.loc.detach() + scale * eps.detach()))
+        first.update(block.layout.split(block.loc.detach() + scale * eps.detach()))
     theta = {name: tensor.requires_grad_() for name, tensor in first.items()}
     loss = plain_losses(net, theta, x, y).sum()
     gradients = dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True))

@@ -1,6 +1,8 @@
 """The KL by pair: torch.distributions, numerical integration, and Monte Carlo."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,8 +25,32 @@ from bayesrnn.bayes import (
     Uniform,
     bayesianize,
 )
-from bayesrnn.bayes.kl import Draw, divergence, gaussian_laplace, gaussian_normal, gaussian_uniform
+from bayesrnn.bayes.kl import EXACT, Draw, log_q, sampled_gradient
 from bayesrnn.errors import Invalid
+
+
+class Term(NamedTuple):
+    """A KL and its gradient."""
+
+    value: Tensor
+    d_loc: Tensor
+    d_scale: Tensor
+
+
+def closed_form_with(prior: type[Prior]) -> Callable[[Tensor, Tensor, dict[str, float]], Term]:
+    exact = EXACT[Gaussian, prior]
+    return lambda *given: Term(exact.value(*given), *exact.gradient(*given))
+
+
+gaussian_normal = closed_form_with(Normal)
+gaussian_laplace = closed_form_with(Laplace)
+gaussian_uniform = closed_form_with(Uniform)
+
+
+def sampled(draw: Draw, prior: Prior, axis: int | None, values: dict[str, float]) -> Term:
+    value = log_q(draw) - prior.log_prob(draw.theta, axis, values)
+    return Term(value, *sampled_gradient(draw, prior, axis, values))
+
 
 EXACT_PAIRS = {
     "normal": (gaussian_normal, Normal(0.3, 0.6)),
@@ -181,7 +207,7 @@ def test_the_average_of_samples_converges_to_the_closed_form(
     loc, scale = double(0.4).expand(count), double(0.7).expand(count)
     eps = torch.randn(count, dtype=torch.float64)
     draw = Draw(loc + scale * eps, loc, scale, eps)
-    found = divergence(Gaussian(), prior, draw, None, values_of(prior), "sample")
+    found = sampled(draw, prior, None, values_of(prior))
     exact = closed_form(double(0.4), double(0.7), values_of(prior))
     # the spread of one sample, for a tolerance of five standard errors
     log_q = td.Normal(0.4, 0.7).log_prob(draw.theta)
@@ -276,7 +302,7 @@ def test_padding_never_enters_the_kl(posterior: Posterior, prior: Prior) -> None
     for block in model.blocks:  # whatever lies between the weights
         with torch.no_grad():
             gaps = torch.ones_like(block.loc)
-            for view in block.split(gaps).values():
+            for view in block.layout.split(gaps).values():
                 view.zero_()
             for name in block.parameter_names:
                 getattr(block, name).add_(100 * gaps)
@@ -295,7 +321,7 @@ def test_padding_never_enters_the_kl(posterior: Posterior, prior: Prior) -> None
     for block in model.blocks:
         for name in block.parameter_names:
             gradient = getattr(block, name).grad
-            assert gradient.count_nonzero() <= block.count
+            assert gradient.count_nonzero() <= block.layout.count
 
 
 def test_a_fixed_scale_of_zero_has_an_infinite_kl_to_every_proper_prior() -> None:

@@ -67,7 +67,8 @@ def test_log_p_and_its_gradient_are_those_of_torch_distributions(
     given_values = values
     if kind == "tensor":
         given_values = {n: torch.tensor(v, dtype=torch.float64) for n, v in values.items()}
-    log_p, score = prior.score(theta, axis, given_values)
+    log_p = prior.log_prob(theta, axis, given_values)
+    score = prior.score(theta, axis, given_values)
     theta.requires_grad_()
     expected = log_prior(prior, theta, axis, values)
     assert log_p.shape == ()
@@ -89,7 +90,7 @@ def test_the_density_of_one_weight_integrates_to_one(
     prior: Prior, values: Mapping[str, float]
 ) -> None:
     def density(x: float) -> float:
-        return prior.score(torch.tensor([x], dtype=torch.float64), None, values)[0].exp().item()
+        return prior.log_prob(torch.tensor([x], dtype=torch.float64), None, values).exp().item()
 
     kinks = sorted({0.0, float(values.get("loc", 0.0))})
     total, _ = integrate.quad(density, -25, 25, points=kinks, limit=400)
@@ -150,7 +151,7 @@ def test_a_tied_weight_is_grouped_by_its_first_owner() -> None:
 
     for embedding_first, axis in ((True, 0), (False, 1)):
         model = bayesianize(Tied(embedding_first))
-        assert [w.axis for w in model.blocks[0].weights] == [axis]
+        assert [w.axis for w in model.blocks[0].layout.weights] == [axis]
 
 
 @pytest.mark.parametrize(

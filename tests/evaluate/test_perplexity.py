@@ -68,8 +68,8 @@ def explicit_draws(model: br.Bayesian, seed: int, samples: int) -> list[Weights]
     for _ in range(samples):
         eps: Weights = {}
         for block in model.each_block():
-            noise = torch.empty(sum(block.sizes), dtype=torch.float64).normal_(generator=generator)
-            eps |= block.split(noise)
+            noise = torch.empty(block.loc.numel(), dtype=torch.float64).normal_(generator=generator)
+            eps |= block.layout.split(noise)
         moments = model.moments()
         draws.append({n: loc + scale * eps[n] for n, (loc, scale) in moments.items()})  # type: ignore[operator]
     return draws

@@ -26,8 +26,8 @@ def raw_draws(model: br.Bayesian, x: Tensor, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     (block,), moments, draws = list(model.each_block()), model.moments(), []
     for _ in range(SAMPLES):
-        noise = torch.empty(sum(block.sizes), dtype=x.dtype).normal_(generator=generator)
-        eps = block.split(noise)
+        noise = torch.empty(block.loc.numel(), dtype=x.dtype).normal_(generator=generator)
+        eps = block.layout.split(noise)
         theta = {n: loc + scale * eps[n] for n, (loc, scale) in moments.items()}  # type: ignore[operator]
         draws.append(x @ theta["weight"].T + theta["bias"])
     return torch.stack(draws)
@@ -89,7 +89,7 @@ def test_a_small_spread_around_a_large_mean_is_not_lost_to_rounding() -> None:
     model = make(1, torch.float32)
     with torch.no_grad():
         for block in model.each_block():
-            block.split(block.loc)["bias"].fill_(1000.0)
+            block.layout.split(block.loc)["bias"].fill_(1000.0)
     x = torch.zeros(1, 3)
     found = br.predict(
         model,

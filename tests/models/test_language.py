@@ -123,7 +123,7 @@ def test_weights_are_drawn_once_per_sequence(cell: str) -> None:
     for _ in range(2):
         logits, _ = model(x)
         for block in model.blocks:
-            theta = block.split(
+            theta = block.layout.split(
                 block.loc + block.posterior.std({"rho": block.rho}) * block.noise["eps"]
             )
             for name, weight in theta.items():

@@ -7,14 +7,16 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.block import Block, Hyper, Weight
+from bayesrnn.bayes.block import Block, Charge, Hyper
 from bayesrnn.bayes.kl import Estimator, check_pair
+from bayesrnn.bayes.layout import Weight
 from bayesrnn.bayes.posterior import Gaussian, Posterior
 from bayesrnn.bayes.prior import Prior, ScaleMixture
 
@@ -168,7 +170,7 @@ class Bayesian(nn.Module):
     @property
     def weight_count(self) -> int:
         """How many weights are drawn; tied ones count once, padding never."""
-        return sum(block.count for block in self.each_block())
+        return sum(block.layout.count for block in self.each_block())
 
     @property
     def has_description_length(self) -> bool:
@@ -192,6 +194,26 @@ class Bayesian(nn.Module):
         finally:
             for block in self.each_block():
                 block.one_sequence = False
+
+    @contextmanager
+    def charged(self, charges: Sequence[Charge], weight: float) -> Iterator[None]:
+        """The KL of those charges, times `weight`, is added to what the backward pass inside gives.
+
+        Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
+        """
+        for block, charge in zip(self.each_block(), charges, strict=True):
+            block.charge = replace(charge, weight=weight)
+        try:
+            yield
+            for block in self.each_block():
+                block.settle_charge()
+        finally:
+            for block in self.each_block():
+                block.charge = None
+
+    def charges(self) -> list[Charge]:
+        """The terms of the last `kl()`, one a block."""
+        return [block.last_charge for block in self.each_block() if block.last_charge is not None]
 
     def hyper(self, block: Block) -> Hyper:
         """The block's prior with its present values."""
@@ -231,7 +253,7 @@ class Bayesian(nn.Module):
         """The wrapped module with its empty places filled, for the time of one forward."""
         try:
             for block, flat in zip(self.each_block(), flats, strict=True):
-                for name, tensor in block.split(flat).items():
+                for name, tensor in block.layout.split(flat).items():
                     for owner, local in self._slots[name]:
                         _place(owner, local, tensor)
             yield

@@ -1,11 +1,11 @@
-"""KL[q || p] of one weight tensor, with its gradient in closed form.
+"""KL[q || p] of some weights, and its gradient, both in closed form.
 
-Exact by pair of types where a closed form exists, otherwise log q - log p at the draw. Both give
-the gradient with respect to (loc, scale) directly: no graph is ever built through log q or log p.
+Exact by pair of types where a closed form exists, otherwise log q - log p at the draw. The gradient
+is with respect to (loc, scale) directly: no graph is ever built through log q or log p.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from bayesrnn.bayes.prior import (
     LOG_2PI,
     Laplace,
     Normal,
+    Number,
     Prior,
     ScaleMixture,
     Uniform,
@@ -27,89 +28,109 @@ from bayesrnn.errors import Invalid
 Estimator = Literal["auto", "exact", "sample"]
 
 
-class Divergence(NamedTuple):
-    """KL (up to a constant for a Delta or a Uniform) and its gradient."""
-
-    value: Tensor
-    d_loc: Tensor
-    d_scale: Tensor | None
-
-
 class Draw(NamedTuple):
-    """One weight tensor of a draw: theta = loc + scale * eps; scale and eps None for a point."""
+    """Some weights of a draw: theta = loc + scale * eps; scale and eps None for a point."""
 
     theta: Tensor
     loc: Tensor
     scale: Tensor | None
     eps: Tensor | None
 
+    def view(self, shape: Sequence[int]) -> "Draw":
+        scale, eps = (None if t is None else t.view(shape) for t in (self.scale, self.eps))
+        return Draw(self.theta.view(shape), self.loc.view(shape), scale, eps)
 
-def one_sample(draw: Draw, prior: Prior, axis: int | None, values: Values) -> Divergence:
-    """log q(theta) - log p(theta) (Fortunato 2017, Algorithm 2).
+
+class Gradient(NamedTuple):
+    """d KL / d loc and d KL / d scale (None for a point)."""
+
+    loc: Tensor
+    scale: Tensor | None
+
+
+def log_q(draw: Draw) -> Tensor:
+    """log q(theta) at the draw, summed; 0 for a point, whose density is a constant."""
+    if draw.scale is None or draw.eps is None:
+        return draw.theta.new_zeros(())
+    eps = draw.eps.flatten()
+    return -0.5 * (eps @ eps) - draw.scale.log().sum() - 0.5 * LOG_2PI * eps.numel()
+
+
+def sampled_gradient(
+    draw: Draw, prior: Prior, axis: int | None, values: Values, precision: Tensor | None = None
+) -> Gradient:
+    """Of log q(theta) - log p(theta) (Fortunato 2017, Algorithm 2).
 
     Its terms g_theta + g_mu reduce to -d log p / d theta, and (g_theta) eps + g_sigma to
     -(d log p / d theta) eps - 1 / sigma: the parts of log q cancel.
     """
-    log_p, score = prior.score(draw.theta, axis, values)
+    score = prior.score(draw.theta, axis, values, precision)
     if draw.scale is None or draw.eps is None:
-        return Divergence(-log_p, -score, None)
-    log_q = -(0.5 * draw.eps.square() + draw.scale.log()).sum() - 0.5 * LOG_2PI * score.numel()
-    return Divergence(log_q - log_p, -score, -(score * draw.eps + draw.scale.reciprocal()))
+        return Gradient(-score, None)
+    return Gradient(-score, -torch.addcmul(draw.scale.reciprocal(), score, draw.eps))
 
 
-def gaussian_normal(loc: Tensor, scale: Tensor, values: Values) -> Divergence:
-    """Graves 2011, eqs. 13 and 14 (the latter with respect to sigma, not sigma^2)."""
+class Exact(NamedTuple):
+    """A pair's KL in closed form, and its gradient, from (loc, scale, the prior's values)."""
+
+    value: Callable[[Tensor, Tensor, Values], Tensor]
+    gradient: Callable[[Tensor, Tensor, Values], Gradient]
+
+
+def _gaussian_normal(loc: Tensor, scale: Tensor, values: Values) -> Tensor:
+    """Graves 2011, eq. 13."""
     m, s = values["loc"], values["scale"]
-    d_loc = (loc - m) / (s * s)
     ratio = scale / s
-    half_squares = 0.5 * (((loc - m) / s).square() + ratio.square() - 1.0)
-    value = (half_squares - ratio.log()).sum()
-    return Divergence(value, d_loc, scale / (s * s) - scale.reciprocal())
+    return (0.5 * (((loc - m) / s).square() + ratio.square() - 1.0) - ratio.log()).sum()
 
 
-def gaussian_laplace(loc: Tensor, scale: Tensor, values: Values) -> Divergence:
-    """E|theta - m| of a Gaussian is that of a folded normal, so this has a closed form too."""
-    m, b = values["loc"], values["scale"]
+def _gaussian_normal_gradient(loc: Tensor, scale: Tensor, values: Values) -> Gradient:
+    """Graves 2011, eq. 14 (with respect to sigma, not sigma^2)."""
+    m, variance = values["loc"], values["scale"] * values["scale"]
+    return Gradient((loc - m) / variance, scale / variance - scale.reciprocal())
+
+
+def _folded(loc: Tensor, scale: Tensor, m: Number) -> tuple[Tensor, Tensor]:
+    """d E|theta - m| / d loc and / d scale of a Gaussian theta: |theta - m| is a folded normal."""
     z = (loc - m) / scale
-    inside = torch.erf(z / math.sqrt(2.0))  # d E|theta - m| / d loc
-    edge = math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * z.square())  # d E|theta - m| / d scale
+    inside = torch.erf(z / math.sqrt(2.0))
+    return inside, math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * z.square())
+
+
+def _gaussian_laplace(loc: Tensor, scale: Tensor, values: Values) -> Tensor:
+    """E|theta - m| / b + log 2b - the Gaussian's entropy."""
+    m, b = values["loc"], values["scale"]
+    inside, edge = _folded(loc, scale, m)
     distance = scale * edge + (loc - m) * inside
     entropy = scale.log() + 0.5 * (1.0 + LOG_2PI)
-    value = (distance / b - entropy).sum() + loc.numel() * _log(2 * b)
-    return Divergence(value, inside / b, edge / b - scale.reciprocal())
+    return (distance / b - entropy).sum() + loc.numel() * _log(2 * b)
 
 
-def gaussian_uniform(loc: Tensor, scale: Tensor, values: Values) -> Divergence:
+def _gaussian_laplace_gradient(loc: Tensor, scale: Tensor, values: Values) -> Gradient:
+    inside, edge = _folded(loc, scale, values["loc"])
+    b = values["scale"]
+    return Gradient(inside / b, edge / b - scale.reciprocal())
+
+
+def _gaussian_uniform(loc: Tensor, scale: Tensor, values: Values) -> Tensor:
     """Minus the entropy: the prior's density is taken as 1."""
-    value = -(scale.log() + 0.5 * (1.0 + LOG_2PI)).sum()
-    return Divergence(value, torch.zeros_like(loc), -scale.reciprocal())
+    return -(scale.log() + 0.5 * (1.0 + LOG_2PI)).sum()
 
 
-EXACT: dict[tuple[type, type], Callable[[Tensor, Tensor, Values], Divergence]] = {
-    (Gaussian, Normal): gaussian_normal,
-    (Gaussian, Laplace): gaussian_laplace,
-    (Gaussian, Uniform): gaussian_uniform,
+def _gaussian_uniform_gradient(loc: Tensor, scale: Tensor, values: Values) -> Gradient:
+    return Gradient(torch.zeros_like(loc), -scale.reciprocal())
+
+
+EXACT: dict[tuple[type, type], Exact] = {
+    (Gaussian, Normal): Exact(_gaussian_normal, _gaussian_normal_gradient),
+    (Gaussian, Laplace): Exact(_gaussian_laplace, _gaussian_laplace_gradient),
+    (Gaussian, Uniform): Exact(_gaussian_uniform, _gaussian_uniform_gradient),
 }
 
 
-def is_exact(posterior: Posterior, prior: Prior) -> bool:
-    """Whether the pair has a closed form (a point's log p always is one)."""
-    return isinstance(posterior, Delta) or (type(posterior), type(prior)) in EXACT
-
-
-def divergence(
-    posterior: Posterior,
-    prior: Prior,
-    draw: Draw,
-    axis: int | None,
-    values: Values,
-    estimator: Estimator,
-) -> Divergence:
-    """KL of one tensor by the chosen estimator; "auto" takes the exact one where there is one."""
-    exact = EXACT.get((type(posterior), type(prior)))
-    if estimator == "sample" or exact is None or draw.scale is None:
-        return one_sample(draw, prior, axis, values)
-    return exact(draw.loc, draw.scale, values)
+def exact_pair(posterior: Posterior, prior: Prior, estimator: Estimator) -> Exact | None:
+    """The closed form to use; None: one sample (for a point, that is exact)."""
+    return None if estimator == "sample" else EXACT.get((type(posterior), type(prior)))
 
 
 def check_pair(posterior: Posterior, prior: Prior) -> None:
@@ -142,7 +163,8 @@ def check_estimator(estimator: str, posterior: Posterior, prior: Prior) -> None:
     """Refuse an exact KL where there is none."""
     if estimator not in ("auto", "exact", "sample"):
         raise Invalid([("kl", f'must be "auto", "exact" or "sample", got {estimator!r}')])
-    if estimator == "exact" and not is_exact(posterior, prior):
+    has_one = isinstance(posterior, Delta) or exact_pair(posterior, prior, "auto") is not None
+    if estimator == "exact" and not has_one:
         raise Invalid(
             [
                 (

@@ -6,7 +6,7 @@ dataclass (a recipe's `[posterior]` table is one); the tensors it speaks of live
 are handed to it, so that the eager path and a compiled one call the very same methods.
 
 Build: the dataclass. State: `init`. Use: `noise`, `draw`, `refine`, `mean`, `std`.
-Gradients: `pull` (d loss / d theta to d loss / d parameters) and `chain`.
+Gradients: `lift` (of theta to that of loc and scale) and `chain` (on to the learnt tensors).
 """
 
 import math
@@ -63,8 +63,10 @@ class Posterior(ABC):
         """theta, from the learnt tensors and the noise."""
 
     @abstractmethod
-    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
-        """The gradient with respect to theta, pulled back through `draw`."""
+    def lift(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient with respect to theta, turned into that of (loc, scale)."""
 
     @abstractmethod
     def chain(
@@ -82,6 +84,10 @@ class Posterior(ABC):
 
     def mean(self, parameters: Tensors) -> Tensor:
         return parameters["loc"]
+
+    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+        """The gradient with respect to theta, pulled back to the learnt tensors."""
+        return self.chain(parameters, *self.lift(parameters, noise, gradient))
 
     def refine(
         self,
@@ -113,8 +119,10 @@ class Delta(Posterior):
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
         return parameters["loc"]
 
-    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
-        return {"loc": gradient}
+    def lift(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        return gradient, None
 
     def chain(
         self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
@@ -203,13 +211,15 @@ class Gaussian(Posterior):
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
         return torch.addcmul(parameters["loc"], self.std(parameters), noise["eps"])
 
-    def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+    def lift(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         if not self.learn_scale:
-            return {"loc": gradient}
+            return gradient, None
         if self.estimator == "fisher":
             # eq. 12: d L / d sigma^2 = g_n^2 / 2, hence d L / d sigma = sigma g_n^2
-            return self.chain(parameters, gradient, self.std(parameters) * gradient.square())
-        return self.chain(parameters, gradient, gradient * noise["eps"])
+            return gradient, self.std(parameters) * gradient.square()
+        return gradient, gradient * noise["eps"]
 
     def chain(
         self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None

@@ -5,7 +5,8 @@ parameters is a number, or "fit" (the closed-form optimum over all weights the o
 taken anew for every update: Graves 2011, eqs. 7, 8, 15), or "learn" (by gradient, together with
 the posterior). The current values come to its methods as `values`, numbers or 0-d tensors.
 
-Build: the dataclass. State: `domains`, `start`. Use: `score`, `fit`.
+Build: the dataclass. State: `domains`, `start`. Use: `log_prob`, `score`, `fit`; where a prior
+takes whole groups of weights together, `sums` and `settle` let it see a weight piece by piece.
 """
 
 import math
@@ -52,8 +53,30 @@ class Prior(ABC):
     """Whether it can be normalised, so that bits can be counted against it."""
 
     @abstractmethod
-    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
-        """log p(theta), summed, and its gradient d log p / d theta: both from one pass."""
+    def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
+        """log p(theta), summed."""
+
+    @abstractmethod
+    def score(
+        self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
+    ) -> Tensor:
+        """d log p / d theta; `precision` is what `settle` found, where groups reach over rows."""
+
+    def reaches(self, shape: torch.Size, axis: int | None) -> bool:
+        """Whether the density of some rows depends on the weight's other rows."""
+        return False
+
+    def group_size(self, shape: torch.Size, axis: int | None) -> int:
+        """How many weights are taken together."""
+        return 1
+
+    def sums(self, theta: Tensor, axis: int | None) -> Tensor:
+        """What `settle` needs of some rows; adds up over rows where the prior reaches over them."""
+        raise TypeError(f"a {self.kind} prior has no groups")
+
+    def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
+        """log p, summed, and the precision of each group, from the sums of `count` weights each."""
+        raise TypeError(f"a {self.kind} prior has no groups")
 
     def fit(
         self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
@@ -103,8 +126,13 @@ class Uniform(Prior):
     start: ClassVar[Mapping[str, float]] = {}
     proper: ClassVar[bool] = False
 
-    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
-        return theta.new_zeros(()), torch.zeros_like(theta)
+    def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
+        return theta.new_zeros(())
+
+    def score(
+        self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
+    ) -> Tensor:
+        return torch.zeros_like(theta)
 
 
 @dataclass(frozen=True)
@@ -120,11 +148,15 @@ class Normal(Prior):
     def __post_init__(self) -> None:
         self._check()
 
-    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+    def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
         m, s = values["loc"], values["scale"]
         z = (theta - m) / s
-        log_p = -0.5 * z.square().sum() - theta.numel() * (_log(s) + 0.5 * LOG_2PI)
-        return log_p, -z / s
+        return -0.5 * z.square().sum() - theta.numel() * (_log(s) + 0.5 * LOG_2PI)
+
+    def score(
+        self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
+    ) -> Tensor:
+        return (values["loc"] - theta) / (values["scale"] * values["scale"])
 
     def fit(
         self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
@@ -155,11 +187,14 @@ class Laplace(Prior):
     def __post_init__(self) -> None:
         self._check()
 
-    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+    def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
         m, b = values["loc"], values["scale"]
-        away = theta - m
-        log_p = -away.abs().sum() / b - theta.numel() * _log(2 * b)
-        return log_p, -away.sign() / b
+        return -(theta - m).abs().sum() / b - theta.numel() * _log(2 * b)
+
+    def score(
+        self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
+    ) -> Tensor:
+        return (values["loc"] - theta).sign() / values["scale"]
 
     def fit(
         self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
@@ -213,27 +248,46 @@ class ScaleMixture(Prior):
         if self.named("fit"):
             self.fit([], [], {})
 
-    def score(self, theta: Tensor, axis: int | None, values: Values) -> tuple[Tensor, Tensor]:
+    def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
+        return self.settle(self.sums(theta, axis), self.group_size(theta.shape, axis), values)[0]
+
+    def score(
+        self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
+    ) -> Tensor:
+        if precision is None:
+            sums, count = self.sums(theta, axis), self.group_size(theta.shape, axis)
+            precision = self.settle(sums, count, values)[1]
+        return -theta * precision
+
+    def reaches(self, shape: torch.Size, axis: int | None) -> bool:
+        return self.group != "weight" and len(shape) > 0 and (self.group == "tensor" or axis != 0)
+
+    def sums(self, theta: Tensor, axis: int | None) -> Tensor:
+        """The sum of squares of each group, broadcastable to theta."""
+        if self.group == "weight" or theta.dim() == 0:
+            return theta.square()
+        if self.group == "tensor" or axis is None:
+            return theta.square().sum()
+        others = [d for d in range(theta.dim()) if d != axis]
+        return theta.square().sum(dim=others, keepdim=True) if others else theta.square()
+
+    def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
+        """log p of all groups, and r / sigma1^2 + (1 - r) / sigma2^2 of each, with r the
+        responsibility of the wide component."""
         pi, sigma1, sigma2 = values["pi"], values["sigma1"], values["sigma2"]
-        squares, count = self._sums(theta, axis)
 
         def log_joint(weight: Number, sigma: Number) -> Tensor:
             each = _log(sigma) + 0.5 * LOG_2PI
-            return _log(weight) - count * each - squares / (2 * sigma * sigma)
+            return _log(weight) - count * each - sums / (2 * sigma * sigma)
 
         wide, narrow = log_joint(pi, sigma1), log_joint(1 - pi, sigma2)
-        log_p = torch.logaddexp(wide, narrow).sum()
-        r = torch.sigmoid(wide - narrow)  # responsibility of the wide component
+        r = torch.sigmoid(wide - narrow)
         precision = r / (sigma1 * sigma1) + (1 - r) / (sigma2 * sigma2)
-        return log_p, -theta * precision
+        return torch.logaddexp(wide, narrow).sum(), precision
 
-    def _sums(self, theta: Tensor, axis: int | None) -> tuple[Tensor, int]:
-        """The sum of squares of each group, broadcastable to theta, and the group's size."""
-        if self.group == "weight" or theta.dim() == 0:
-            return theta.square(), 1
+    def group_size(self, shape: torch.Size, axis: int | None) -> int:
+        if self.group == "weight" or len(shape) == 0:
+            return 1
         if self.group == "tensor" or axis is None:
-            return theta.square().sum(), theta.numel()
-        others = [d for d in range(theta.dim()) if d != axis]
-        if not others:
-            return theta.square(), 1
-        return theta.square().sum(dim=others, keepdim=True), theta.numel() // theta.shape[axis]
+            return shape.numel()
+        return shape.numel() // shape[axis]

@@ -1,0 +1,97 @@
+"""Many weights in one flat tensor: named, aligned views, and pieces that stay in the cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 32
+"""Elements: 64 bytes for 2-byte numbers, more for wider ones."""
+PIECE = 1 << 16
+"""Elements of a piece on a CPU: all the tensors of one piece together stay in its cache."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight tensor: its name, its shape, and which axis holds its input units."""
+
+    name: str
+    shape: torch.Size
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some whole rows of a weight: `shape` is the weight's with fewer rows."""
+
+    weight: Weight
+    shape: tuple[int, ...]
+
+
+class Layout:
+    """Where each weight is in a flat tensor. Padding between them is never read.
+
+    >>> layout = Layout([Weight("a", torch.Size([2, 3]), 1), Weight("b", torch.Size([4]), None)])
+    >>> layout.split(torch.arange(64.0))["b"]
+    tensor([32., 33., 34., 35.])
+    """
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self.weights = tuple(weights)
+        self._sizes = [
+            size
+            for weight in self.weights
+            for size in (weight.shape.numel(), -weight.shape.numel() % ALIGNMENT)
+        ]
+        self._cuts: dict[int | None, tuple[list[int], list[Piece]]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many weights, the padding left out."""
+        return sum(self._sizes[::2])
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a flat tensor, by one `split` (its backward is a single pass)."""
+        pieces = flat.split(self._sizes)[::2]
+        return {
+            weight.name: piece.view(weight.shape)
+            for weight, piece in zip(self.weights, pieces, strict=True)
+        }
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The flat tensor of these named ones; the inverse of `split`, padding zero."""
+        pieces: list[Tensor] = []
+        for weight, padding in zip(self.weights, self._sizes[1::2], strict=True):
+            tensor = tensors[weight.name]
+            pieces += [tensor.reshape(-1), tensor.new_zeros(padding)]
+        return torch.cat(pieces)
+
+    def pieces(self, limit: int | None) -> list[Piece]:
+        """The weights in pieces of at most `limit` elements (or one row); None: one piece each."""
+        return self._cut(limit)[1]
+
+    def cut(self, flat: Tensor, limit: int | None) -> list[Tensor]:
+        """The flat tensor in those pieces, each of one dimension."""
+        return list(flat.split(self._cut(limit)[0])[::2])
+
+    def pads(self, flat: Tensor) -> list[Tensor]:
+        """The padding, as views."""
+        return list(flat.split(self._sizes)[1::2])
+
+    def _cut(self, limit: int | None) -> tuple[list[int], list[Piece]]:
+        """Sizes for `split` (every second one is padding, mostly empty), and the pieces."""
+        if limit not in self._cuts:
+            sizes: list[int] = []
+            pieces: list[Piece] = []
+            for weight, padding in zip(self.weights, self._sizes[1::2], strict=True):
+                rows = weight.shape[0] if weight.shape else 1
+                row = weight.shape.numel() // rows
+                step = rows if limit is None else max(1, limit // row)
+                for start in range(0, rows, step):
+                    count = min(step, rows - start)
+                    sizes += [count * row, 0]
+                    pieces.append(Piece(weight, (count, *weight.shape[1:])))
+                sizes[-1] = padding
+            self._cuts[limit] = sizes, pieces
+        return self._cuts[limit]

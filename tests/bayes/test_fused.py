@@ -1,0 +1,115 @@
+"""The fused step (one pass for all gradients, piece by piece) against the plain one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesrnn as br
+from bayesrnn.bayes import block as block_module
+from bayesrnn.bayes.layout import Layout, Weight
+
+PRIORS = {
+    "normal": br.Normal(0.1, 0.7),
+    "fitted": br.Normal("fit", "fit"),
+    "laplace": br.Laplace(0.0, 0.4),
+    "uniform": br.Uniform(),
+    "by weight": br.ScaleMixture(0.5, 0.8, 0.05, "weight"),
+    "by input": br.ScaleMixture(0.5, 0.8, 0.05, "input"),
+    "by tensor": br.ScaleMixture(0.5, 0.8, 0.05, "tensor"),
+}
+POSTERIORS = {
+    "learnt": br.Gaussian((0.05, 0.3)),
+    "fixed": br.Gaussian(0.1, learn_scale=False),
+}
+
+
+class Net(nn.Module):
+    """Rows, columns, a vector, a convolution; `spare` is never used by the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 5)
+        self.rnn = nn.LSTM(5, 6)
+        self.conv = nn.Conv1d(6, 3, 2)
+        self.spare = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.rnn(self.embedding(x.T))
+        return self.conv(hidden.permute(1, 2, 0)).sum(dim=(1, 2))
+
+
+def gradients(model: br.Bayesian, fused: bool) -> dict[str, Tensor]:
+    loader = DataLoader(TensorDataset(torch.arange(42).view(6, 7) % 11), batch_size=4)
+    objective = br.FreeEnergy(loader)
+    model.zero_grad()
+    torch.manual_seed(3)
+    batch = next(iter(loader))
+    loss = objective(model, model(batch[0]).square(), batch)
+    loss.backward() if fused else loss.objective.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 16])
+@pytest.mark.parametrize("posterior", POSTERIORS.values(), ids=POSTERIORS.keys())
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
+def test_the_fused_step_gives_the_gradients_of_the_graph(
+    prior: br.Prior, posterior: br.Posterior, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(Net().double(), posterior, prior)
+    reference = gradients(model, fused=False)
+    monkeypatch.setattr(block_module, "PIECE", piece)
+    found = gradients(model, fused=True)
+    assert found.keys() == reference.keys()
+    for name, gradient in reference.items():
+        error = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
+        assert error < 1e-10, name
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
+def test_the_kl_and_the_draw_do_not_depend_on_the_pieces(
+    prior: br.Prior, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = br.bayesianize(Net().double(), br.Gaussian((0.05, 0.3)), prior)
+    x = torch.arange(14).view(2, 7) % 11
+    with model.hold():
+        whole = model(x), model.kl("sample")
+        monkeypatch.setattr(block_module, "PIECE", piece)
+        in_pieces = model(x), model.kl("sample")
+    # the last bit may differ where a piece is no multiple of the processor's vectors
+    torch.testing.assert_close(in_pieces[0], whole[0], rtol=1e-12, atol=1e-12)
+    assert in_pieces[1].item() == pytest.approx(whole[1].item(), rel=1e-12)
+
+
+def test_a_draw_used_twice_in_one_loss_is_charged_its_kl_once() -> None:
+    model = br.bayesianize(nn.Linear(3, 1).double(), br.Gaussian(0.2), br.Normal(0.0, 0.5))
+    x = torch.randn(4, 3, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(x), batch_size=4)
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(5)
+        model.zero_grad()
+        with model.hold():
+            nll = (model(x) - model(2 * x)).square().sum()
+            loss = br.FreeEnergy(loader)(model, nll, [x])
+        loss.backward() if fused else loss.objective.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_pieces_are_whole_rows_that_make_up_the_weight() -> None:
+    shapes = {"a": (10, 3), "b": (7,), "c": (2, 3, 4), "d": ()}
+    layout = Layout([Weight(name, torch.Size(shape), None) for name, shape in shapes.items()])
+    flat = torch.randn(sum(-(-torch.Size(s).numel() // 32) * 32 for s in shapes.values()))
+    named = layout.split(flat)
+    for limit in (1, 6, 100, None):
+        rebuilt: dict[str, list[Tensor]] = {name: [] for name in shapes}
+        for piece, cut in zip(layout.pieces(limit), layout.cut(flat, limit), strict=True):
+            rebuilt[piece.weight.name].append(cut.view(piece.shape))
+            row = piece.weight.shape[1:].numel()
+            assert limit is None or cut.numel() <= max(limit, row)
+        for name, rows in rebuilt.items():
+            assert torch.equal(torch.cat(rows).view(named[name].shape), named[name])
