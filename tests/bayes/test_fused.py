@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.bayes import block as block_module
 from bayesrnn.bayes.layout import Layout, Weight
+from bayesrnn.bayes.posterior import NOISE_PIECE, fill_normal
 
 PRIORS = {
     "normal": br.Normal(0.1, 0.7),
@@ -113,3 +114,42 @@ def test_pieces_are_whole_rows_that_make_up_the_weight() -> None:
             assert limit is None or cut.numel() <= max(limit, row)
         for name, rows in rebuilt.items():
             assert torch.equal(torch.cat(rows).view(named[name].shape), named[name])
+
+
+def test_large_noise_is_the_same_however_many_threads_fill_it() -> None:
+    size = 3 * NOISE_PIECE + 64
+    before = torch.get_num_threads()
+    drawn = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            generator = torch.Generator().manual_seed(4)
+            drawn.append(fill_normal(torch.empty(size), generator))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+
+
+def test_large_noise_is_standard_normal_and_new_in_every_piece() -> None:
+    noise = fill_normal(torch.empty(2 * NOISE_PIECE), torch.Generator().manual_seed(4))
+    count = noise.numel()
+    assert abs(noise.double().mean().item()) < 5 / count**0.5
+    assert abs(noise.double().var().item() - 1) < 5 * (2 / count) ** 0.5
+    first, second = noise.double().split(NOISE_PIECE)
+    assert abs((first * second).mean().item()) < 5 / NOISE_PIECE**0.5
+
+
+def test_a_kl_asked_for_after_an_update_is_that_of_the_new_weights() -> None:
+    model = br.bayesianize(Net().double(), br.Gaussian(0.2), br.ScaleMixture(0.5, 0.8, 0.05))
+    x = torch.arange(14).view(2, 7) % 11
+    with model.hold():
+        model(x)
+        before = model.kl().item()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1)
+        after = model.kl().item()
+        model(x)
+        assert after == pytest.approx(model.kl().item(), rel=1e-12)
+    assert after != pytest.approx(before, rel=1e-3)

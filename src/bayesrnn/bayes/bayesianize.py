@@ -5,7 +5,7 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -54,7 +54,7 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
-        with self._bound(self._flat_weights()):
+        with self._bound(self._weights()):
             return self.module(*args, **kwargs)
 
     @contextmanager
@@ -115,7 +115,7 @@ class Bayesian(nn.Module):
         if not looking or nll is None:
             return
         with self.hold(), torch.enable_grad():
-            self._leaves = {block: block.draw().detach().requires_grad_() for block in looking}
+            self._leaves = {block: block.flat_draw().requires_grad_() for block in looking}
             try:
                 gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
             except BaseException:
@@ -236,26 +236,30 @@ class Bayesian(nn.Module):
     def _uses_mean(self) -> bool:
         return self._mode == "mean" or (self._mode == "auto" and not self.training)
 
-    def _flat_weights(self) -> list[Tensor]:
-        """Each block's flat theta for the coming forward."""
+    def _weights(self) -> dict[str, Tensor]:
+        """Each weight's theta for the coming forward."""
         if self._uses_mean():
             self._drawn = False
-            return [block.mean() for block in self.each_block()]
+            return _merged(block.layout.split(block.mean()) for block in self.each_block())
         if not self._keep:
             self.resample()
         self._keep = self._holding
         self._drawn = True
         leaves = self._leaves or {}
-        return [leaves[block] if block in leaves else block.draw() for block in self.each_block()]
+        return _merged(
+            block.layout.split(leaves[block])
+            if block in leaves
+            else block.draw(self.hyper(block).prior)
+            for block in self.each_block()
+        )
 
     @contextmanager
-    def _bound(self, flats: Sequence[Tensor]) -> Iterator[None]:
+    def _bound(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """The wrapped module with its empty places filled, for the time of one forward."""
         try:
-            for block, flat in zip(self.each_block(), flats, strict=True):
-                for name, tensor in block.layout.split(flat).items():
-                    for owner, local in self._slots[name]:
-                        _place(owner, local, tensor)
+            for name, tensor in weights.items():
+                for owner, local in self._slots[name]:
+                    _place(owner, local, tensor)
             yield
         finally:
             for places in self._slots.values():
@@ -449,6 +453,10 @@ def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
     owner._parameters[local] = tensor  # type: ignore[assignment]
     if isinstance(owner, nn.RNNBase):
         owner._flat_weights[owner._flat_weights_names.index(local)] = tensor
+
+
+def _merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _matches(pattern: str, names: Sequence[str]) -> bool:

@@ -75,25 +75,66 @@ class Charge:
     estimator: Estimator
     noise: Tensors
     weight: float = 1.0
-    precisions: Mapping[str, Tensor] = field(default_factory=dict)
+    precisions: dict[str, Tensor] = field(default_factory=dict)
     done: bool = False
 
 
+class Summary:
+    """What the KL with a grouped prior needs of a draw: log q, and the sums of each group."""
+
+    def __init__(self, state: Sequence[tuple[int, int]]) -> None:
+        self._state = list(state)
+        self._parts: dict[str, list[Tensor]] = {}
+        self.log_q: Tensor | float = 0.0
+
+    @classmethod
+    def of(cls, parameters: Tensors, noise: Tensors) -> "Summary":
+        return cls(_state(parameters, noise))
+
+    def fits(self, parameters: Tensors, noise: Tensors) -> bool:
+        """Whether neither the learnt tensors nor the noise have changed since."""
+        return self._state == _state(parameters, noise)
+
+    def add(self, piece: Piece, draw: Draw, prior: Prior) -> None:
+        self.log_q = self.log_q + log_q(draw).double()
+        part = prior.sums(draw.theta.view(piece.shape), piece.weight.axis)
+        parts = self._parts.setdefault(piece.weight.name, [])
+        if parts and prior.reaches(piece.weight.shape, piece.weight.axis):
+            parts[0] = parts[0] + part
+        else:
+            parts.append(part)
+
+    def sums(self, weight: Weight) -> Tensor:
+        parts = self._parts[weight.name]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _state(parameters: Tensors, noise: Tensors) -> list[tuple[int, int]]:
+    """Where the tensors are, and how often each was written to."""
+    tensors = (*parameters.values(), *noise.values())
+    return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+
+
 class _DrawTheta(torch.autograd.Function):
-    """theta = posterior.draw(...); its gradient is the posterior's, and a charged KL's with it."""
+    """theta = posterior.draw(...), a view a weight; its gradient is the posterior's, and a charged
+    KL's with it."""
 
     @staticmethod
-    def forward(block: "Block", noise: Tensors, *parameters: Tensor) -> Tensor:
-        return block.draw_from(block.named(parameters), noise)
+    def forward(
+        block: "Block", prior: Prior | None, noise: Tensors, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        theta = block.draw_from(block.named(parameters), noise, prior)
+        return tuple(block.layout.split(theta).values())
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.block, noise, *parameters = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.block, _, noise, *parameters = inputs
         ctx.noise_names = tuple(noise)
         ctx.save_for_backward(*noise.values(), *parameters)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         block: Block = ctx.block
         count = len(ctx.noise_names)
         saved = ctx.saved_tensors  # asked for once: checkpointing allows no second time
@@ -107,11 +148,16 @@ class _DrawTheta(torch.autograd.Function):
             )
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
-            pulled = block.posterior.pull(parameters, noise, gradients[0])
-        else:
-            charge.done = True
-            pulled = block.gradients(parameters, charge, gradients[0])
-        return None, None, *(pulled[name] for name in block.parameter_names)
+            named = {
+                weight.name: parameters["loc"].new_zeros(weight.shape) if g is None else g
+                for weight, g in zip(block.layout.weights, gradients, strict=True)
+            }
+            pulled = block.posterior.pull(parameters, noise, block.layout.join(named))
+            return None, None, None, *(pulled[name] for name in block.parameter_names)
+        charge.done = True
+        result = {name: torch.empty_like(value) for name, value in parameters.items()}
+        block.write_gradients(result, parameters, charge, gradients)
+        return None, None, None, *(result[name] for name in block.parameter_names)
 
 
 class _Complexity(torch.autograd.Function):
@@ -140,9 +186,10 @@ class _Complexity(torch.autograd.Function):
         block: Block = ctx.block
         count = len(block.parameter_names)
         saved = ctx.saved_tensors
-        by_name = block.gradients(block.named(saved[:count]), ctx.charge)
-        by_parameter = [by_name[name] for name in block.parameter_names]
-        return None, None, None, *(gradients[0] * g for g in (*by_parameter, *saved[count:]))
+        parameters = block.named(saved[:count])
+        result = {name: torch.empty_like(value) for name, value in parameters.items()}
+        block.write_gradients(result, parameters, ctx.charge)
+        return None, None, None, *(gradients[0] * g for g in (*result.values(), *saved[count:]))
 
 
 class Block(nn.Module):
@@ -164,6 +211,7 @@ class Block(nn.Module):
         self.one_sequence = False  # set while gradients of single sequences are taken
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
+        self.summary: Summary | None = None  # of the last draw made with gradients on
         with torch.no_grad():
             loc = self.layout.join(tensors)
             learnt = posterior.init(loc, generator)
@@ -184,22 +232,39 @@ class Block(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             self.noise = self.posterior.noise(self.parameters_by_name, generator)
 
-    def draw(self) -> Tensor:
-        """Flat theta of the present noise, rebuilt from it (so an update in between is seen)."""
-        assert self.noise is not None
-        return _DrawTheta.apply(self, self.noise, *self.parameters_by_name.values())
+    def draw(self, prior: Prior | None = None) -> dict[str, Tensor]:
+        """theta of the present noise, rebuilt from it (so an update in between is seen).
 
-    def draw_from(self, parameters: Tensors, noise: Tensors) -> Tensor:
-        """The posterior's draw, without a graph."""
-        if not noise or _limit(parameters["loc"]) is None:
-            theta = self.posterior.draw(parameters, noise)
-            return theta.view_as(theta)
+        Given the prior, what its KL needs is found in the same pass, where gradients are on.
+        """
+        assert self.noise is not None
+        parameters = self.parameters_by_name
+        wanted = prior if torch.is_grad_enabled() else None
+        theta = _DrawTheta.apply(self, wanted, self.noise, *parameters.values())
+        return {w.name: view for w, view in zip(self.layout.weights, theta, strict=True)}
+
+    def draw_from(self, parameters: Tensors, noise: Tensors, prior: Prior | None) -> Tensor:
+        """The posterior's draw, flat and without a graph."""
+        limit = _limit(parameters["loc"])
+        self.summary = None
+        if "eps" not in noise or limit is None or self.posterior.looks_at_data:
+            return self.posterior.draw(parameters, noise).detach()
         theta = torch.empty_like(parameters["loc"])
-        for out, given, random in zip(
-            theta.split(PIECE), _split(parameters), _split(noise), strict=True
+        summary = Summary.of(parameters, noise)
+        for out, (piece, _, draw) in zip(
+            self.layout.cut(theta, limit), self._pieces(parameters, noise), strict=True
         ):
-            out.copy_(self.posterior.draw(given, random))
+            out.copy_(draw.theta)
+            if prior is not None and prior.grouped:
+                summary.add(piece, draw, prior)
+        if prior is not None and prior.grouped:
+            self.summary = summary
         return theta
+
+    def flat_draw(self) -> Tensor:
+        """The same, flat and without a graph, in memory of its own."""
+        assert self.noise is not None
+        return self.posterior.draw(self.parameters_by_name, self.noise).detach().clone()
 
     def mean(self) -> Tensor:
         return self.posterior.mean(self.parameters_by_name)
@@ -225,66 +290,70 @@ class Block(nn.Module):
         prior, values = charge.hyper.prior, charge.hyper.values()
         exact = exact_pair(self.posterior, prior, charge.estimator)
         total = parameters["loc"].new_zeros((), dtype=torch.float64)
-        sums: dict[str, Tensor] = {}
+        wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
+        if prior.grouped:
+            if self.summary is None or not self.summary.fits(parameters, charge.noise):
+                self.summary = Summary.of(parameters, charge.noise)
+                for piece, _, draw in self._pieces(parameters, charge.noise):
+                    self.summary.add(piece, draw, prior)
+            total = total + self.summary.log_q
+            for weight in self.layout.weights:
+                count = prior.group_size(weight.shape, weight.axis)
+                log_p, precision = prior.settle(self.summary.sums(weight), count, values)
+                total = total - log_p
+                if prior.reaches(weight.shape, weight.axis):
+                    charge.precisions[weight.name] = precision.detach()
+            return total.to(wide)
         for piece, _, draw in self._pieces(parameters, charge.noise):
-            weight = piece.weight
             if exact is not None and draw.scale is not None:
                 total = total + exact.value(draw.loc, draw.scale, values)
-                continue
-            total = total + log_q(draw)
-            theta = draw.theta.view(piece.shape)
-            if prior.reaches(weight.shape, weight.axis):
-                part = prior.sums(theta, weight.axis)
-                sums[weight.name] = sums[weight.name] + part if weight.name in sums else part
             else:
-                total = total - prior.log_prob(theta, weight.axis, values)
-        precisions: dict[str, Tensor] = {}
-        for weight in self.layout.weights:
-            if weight.name in sums:
-                count = prior.group_size(weight.shape, weight.axis)
-                log_p, precision = prior.settle(sums[weight.name], count, values)
-                precisions[weight.name] = precision.detach()
-                total = total - log_p
-        charge.precisions = precisions
-        return total.to(torch.promote_types(parameters["loc"].dtype, torch.float32))
+                theta = draw.theta.view(piece.shape)
+                total = total + log_q(draw) - prior.log_prob(theta, piece.weight.axis, values)
+        return total.to(wide)
 
     @torch.no_grad()
-    def gradients(
-        self, parameters: Tensors, charge: Charge, loss: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def write_gradients(
+        self,
+        result: Tensors,
+        parameters: Tensors,
+        charge: Charge,
+        losses: Sequence[Tensor | None] = (),
+    ) -> None:
         """The KL's gradient, times the charge's weight, plus that of the loss, in one pass.
 
-        `loss` is the gradient with respect to theta (None: the KL's gradient alone).
+        `losses` are the loss's gradients with respect to each weight (none: the KL's alone).
         """
         prior, values = charge.hyper.prior, charge.hyper.values()
         exact = exact_pair(self.posterior, prior, charge.estimator)
         limit = _limit(parameters["loc"])
-        result = {name: torch.empty_like(value) for name, value in parameters.items()}
         for flat in result.values():
             for padding in self.layout.pads(flat):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
-        losses = None if loss is None else self.layout.cut(loss, limit)
+        of_losses = self.layout.cut_each(losses, limit)
         for i, (piece, given, draw) in enumerate(self._pieces(parameters, charge.noise)):
             if exact is not None and draw.scale is not None:
                 d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
             else:
-                shaped = draw.view(piece.shape)
                 precision = charge.precisions.get(piece.weight.name)
                 d_loc, d_scale = sampled_gradient(
-                    shaped, prior, piece.weight.axis, values, precision
+                    draw.view(piece.shape), prior, piece.weight.axis, values, precision
                 )
-            d_loc = d_loc.flatten()
-            d_scale = None if d_scale is None else d_scale.flatten()
-            if losses is not None:
+                d_loc = d_loc.flatten()
+                d_scale = None if d_scale is None else d_scale.flatten()
+            of_loss = of_losses[i]
+            if of_loss is not None:
                 random = {} if draw.eps is None else {"eps": draw.eps}
-                of_loc, of_scale = self.posterior.lift(given, random, losses[i])
+                of_loc, of_scale = self.posterior.lift(given, random, of_loss)
                 d_loc = torch.add(of_loc, d_loc, alpha=charge.weight)
                 if of_scale is not None and d_scale is not None:
                     d_scale = torch.add(of_scale, d_scale, alpha=charge.weight)
+            elif charge.weight != 1.0:
+                d_loc = charge.weight * d_loc
+                d_scale = None if d_scale is None else charge.weight * d_scale
             for name, value in self.posterior.chain(given, d_loc, d_scale).items():
                 outs[name][i].copy_(value)
-        return result
 
     def settle_charge(self) -> None:
         """Add the charged KL's gradient by itself, where the loss did not depend on this block."""
@@ -292,11 +361,14 @@ class Block(nn.Module):
         if charge is None or charge.done:
             return
         charge.done = True
-        for name, gradient in self.gradients(self.parameters_by_name, charge).items():
+        parameters = self.parameters_by_name
+        result = {name: torch.empty_like(value) for name, value in parameters.items()}
+        self.write_gradients(result, parameters, charge)
+        for name, gradient in result.items():
             parameter: nn.Parameter = getattr(self, name)
             if parameter.requires_grad:
-                scaled = charge.weight * gradient
-                parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
+                old = parameter.grad
+                parameter.grad = gradient if old is None else old + gradient
 
     def _pieces(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Draw]]:
         """Each piece with its learnt tensors and its draw, at least in single precision (so that
@@ -329,12 +401,6 @@ def _limit(flat: Tensor) -> int | None:
 def _same(one: Tensors, other: Tensors) -> bool:
     """Whether it is the same noise (by place: a graph hands out new tensors on old memory)."""
     return all(one[name].data_ptr() == other[name].data_ptr() for name in one)
-
-
-def _split(flats: Tensors) -> list[dict[str, Tensor]]:
-    """Named flat tensors in pieces, whatever the weights (for what is done to each number)."""
-    cuts = {name: flat.split(PIECE) for name, flat in flats.items()}
-    return [dict(zip(cuts, piece, strict=True)) for piece in zip(*cuts.values(), strict=True)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

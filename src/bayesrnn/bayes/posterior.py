@@ -12,6 +12,7 @@ Gradients: `lift` (of theta to that of loc and scale) and `chain` (on to the lea
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,6 +25,7 @@ from bayesrnn.errors import require
 Tensors = Mapping[str, Tensor]
 
 SMALLEST_SCALE = 1e-5
+NOISE_PIECE = 1 << 20
 
 
 def softplus_inverse(y: Tensor) -> Tensor:
@@ -34,6 +36,25 @@ def softplus_inverse(y: Tensor) -> Tensor:
     True
     """
     return y + torch.log(-torch.expm1(-y))
+
+
+def fill_normal(out: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Fill a tensor with standard normal noise.
+
+    torch fills a CPU tensor on one core. A large one is filled here in pieces by all cores, each
+    piece from a seed of its own that comes from the generator: the same noise however many cores.
+    """
+    if out.device.type != "cpu" or out.numel() <= NOISE_PIECE:
+        return out.normal_(generator=generator)
+    pieces = out.split(NOISE_PIECE)
+    seeds = torch.randint(2**63 - 1, (len(pieces),), generator=generator).tolist()
+
+    def fill(piece: Tensor, seed: int) -> None:
+        piece.normal_(generator=torch.Generator().manual_seed(seed))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fill, pieces, seeds))
+    return out
 
 
 class Posterior(ABC):
@@ -204,9 +225,8 @@ class Gaussian(Posterior):
         return {"loc": loc, "rho": torch.empty_like(loc).uniform_(low, high, generator=generator)}
 
     def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
-        loc = parameters["loc"]
-        eps = torch.empty_like(loc, requires_grad=False).normal_(generator=generator)
-        return {"eps": eps}
+        eps = torch.empty_like(parameters["loc"], requires_grad=False)
+        return {"eps": fill_normal(eps, generator)}
 
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
         return torch.addcmul(parameters["loc"], self.std(parameters), noise["eps"])

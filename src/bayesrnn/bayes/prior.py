@@ -62,6 +62,11 @@ class Prior(ABC):
     ) -> Tensor:
         """d log p / d theta; `precision` is what `settle` found, where groups reach over rows."""
 
+    @property
+    def grouped(self) -> bool:
+        """Whether weights are taken together in groups: `sums` and `settle` are there."""
+        return False
+
     def reaches(self, shape: torch.Size, axis: int | None) -> bool:
         """Whether the density of some rows depends on the weight's other rows."""
         return False
@@ -258,6 +263,10 @@ class ScaleMixture(Prior):
             sums, count = self.sums(theta, axis), self.group_size(theta.shape, axis)
             precision = self.settle(sums, count, values)[1]
         return -theta * precision
+
+    @property
+    def grouped(self) -> bool:
+        return self.group != "weight"
 
     def reaches(self, shape: torch.Size, axis: int | None) -> bool:
         return self.group != "weight" and len(shape) > 0 and (self.group == "tensor" or axis != 0)
