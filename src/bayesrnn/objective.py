@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesianize import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.block import Charge
 from bayesrnn.bayes.kl import Estimator
 

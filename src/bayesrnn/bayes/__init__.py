@@ -1,6 +1,7 @@
 """Posteriors, priors, their KL, and `bayesianize`."""
 
-from bayesrnn.bayes.bayesianize import Bayesian, bayesianize, default_input_axis
+from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
 

@@ -5,266 +5,22 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.block import Block, Charge, Hyper
-from bayesrnn.bayes.kl import Estimator, check_pair
+from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.block import Block, Hyper
+from bayesrnn.bayes.kl import check_pair
 from bayesrnn.bayes.layout import Weight
 from bayesrnn.bayes.posterior import Gaussian, Posterior
 from bayesrnn.bayes.prior import Prior, ScaleMixture
 
 Where = Callable[[str, nn.Parameter], bool] | str | Sequence[str]
 T = TypeVar("T")
-
-
-class Bayesian(nn.Module):
-    """A module whose chosen weights are drawn; made by `bayesianize`.
-
-    In train mode every forward uses a fresh draw, the same for all time steps; in eval mode the
-    mean is used. `weights`, `hold` and `resample` say otherwise. What is kept of a draw is its
-    noise: theta is rebuilt from it in every forward.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        blocks: Sequence[Block],
-        priors: Sequence[Hyper],
-        slots: Mapping[str, Sequence[tuple[nn.Module, str]]],
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.blocks = nn.ModuleList(blocks)
-        self.priors = nn.ModuleList(priors)
-        self._slots = {name: tuple(places) for name, places in slots.items()}
-        self._mode: Literal["auto", "mean", "sample"] = "auto"
-        self._holding = False  # the present draw stays over several forwards
-        self._keep = False  # the next forward uses the present draw
-        self._drawn = False  # the last forward (or resample) used a draw
-        self._leaves: dict[Block, Tensor] | None = None  # theta while `resample` takes gradients
-
-    # --- drawing -----------------------------------------------------------------------------
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's own forward, with its weights drawn or at their mean."""
-        with self._bound(self._weights()):
-            return self.module(*args, **kwargs)
-
-    @contextmanager
-    def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
-        """Use the posterior mean, or one draw held for the whole block, whatever the train mode."""
-        if which not in ("mean", "sample"):
-            raise ValueError(f'weights must be "mean" or "sample", got {which!r}')
-        before = (self._mode, self._holding, self._keep)
-        wanted = self._holding or self._keep  # a draw that is still to be used afterwards
-        held = [block.noise for block in self.each_block()] if wanted else None
-        self._mode, self._holding, self._keep = which, True, False
-        try:
-            yield
-        finally:
-            self._mode, self._holding, self._keep = before
-            if held is not None:
-                for block, noise in zip(self.each_block(), held, strict=True):
-                    block.noise = noise
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep one draw over all forwards of the block (in train mode)."""
-        before = self._holding
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = before
-            self._keep = self._keep and before
-
-    def resample(
-        self,
-        nll: Callable[[], Tensor] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Draw now; the next forward (all of them inside `hold`) uses this draw.
-
-        `nll` runs the model on the batch at hand and returns its loss: posteriors that look at the
-        data need it, the others ignore it. `generator` must be on the weights' device; without it
-        the draw comes from torch's own, and differs between the ranks of a process group.
-        """
-        looking = [block for block in self.each_block() if block.posterior.looks_at_data]
-        if looking and nll is None:
-            raise RuntimeError(
-                f"a {looking[0].posterior.kind} posterior looks at the data: call "
-                "model.resample(nll=lambda: loss of the batch) before the forward"
-            )
-        if looking and self._uses_mean():
-            raise RuntimeError(
-                f"a {looking[0].posterior.kind} posterior takes gradients at its draw: call "
-                'resample(nll=...) in train mode or inside model.weights("sample")'
-            )
-        if generator is None:
-            generator = _rank_generator(next(self.each_block()).mean().device)
-        for block in self.each_block():
-            block.resample(generator)
-        self._keep = self._drawn = True
-        if not looking or nll is None:
-            return
-        with self.hold(), torch.enable_grad():
-            self._leaves = {block: block.flat_draw().requires_grad_() for block in looking}
-            try:
-                gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
-            except BaseException:
-                self._keep = self._drawn = False
-                raise
-            finally:
-                self._leaves = None
-        for block, gradient in zip(looking, gradients, strict=True):
-            assert block.noise is not None
-            block.noise = block.posterior.refine(
-                block.parameters_by_name, block.noise, gradient, generator
-            )
-        self._keep = True
-
-    def kl(self, estimator: Estimator = "auto") -> Tensor:
-        """KL[q || p] in nats, summed over all weights, at the last forward's draw.
-
-        "auto" is exact for each block that has a closed form and one-sample otherwise. Priors set
-        to "fit" are first moved to their optimum for the weights as they are now.
-        """
-        if self._mode == "mean" or not self._drawn:
-            raise RuntimeError(
-                "kl() speaks of the last forward's draw, and there is none: the mean was used, or "
-                'nothing was run yet. Call it in train mode or inside model.weights("sample"), '
-                "after a forward or model.resample()"
-            )
-        self.fit_priors()
-        terms = [block.kl(self.hyper(block), estimator) for block in self.each_block()]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
-
-    def fit_priors(self) -> None:
-        """Move every prior parameter set to "fit" to its optimum (`kl` does this by itself)."""
-        for index, hyper in enumerate(self.each_prior()):
-            if not hyper.prior.named("fit"):
-                continue
-            moments = [
-                moment
-                for block in self.each_block()
-                if block.prior == index
-                for moment in block.moments().values()
-            ]
-            hyper.fit([loc for loc, _ in moments], [scale for _, scale in moments])
-
-    # --- looking -----------------------------------------------------------------------------
-
-    def moments(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Mean and standard deviation (None for a point) of each drawn weight, by its name."""
-        return {
-            name: moment for block in self.each_block() for name, moment in block.moments().items()
-        }
-
-    @property
-    def weight_count(self) -> int:
-        """How many weights are drawn; tied ones count once, padding never."""
-        return sum(block.layout.count for block in self.each_block())
-
-    @property
-    def has_description_length(self) -> bool:
-        """Whether the KL is a number of nats, not one up to a constant (Delta, Uniform)."""
-        return all(
-            block.posterior.proper and self.hyper(block).prior.proper for block in self.each_block()
-        )
-
-    @property
-    def per_sequence(self) -> bool:
-        """Whether some posterior wants the gradients of single sequences (Fisher estimate)."""
-        return any(block.posterior.per_sequence for block in self.each_block())
-
-    @contextmanager
-    def one_sequence(self) -> Iterator[None]:
-        """The backward passes inside are of one sequence's loss each (`FreeEnergy` uses it)."""
-        for block in self.each_block():
-            block.one_sequence = True
-        try:
-            yield
-        finally:
-            for block in self.each_block():
-                block.one_sequence = False
-
-    @contextmanager
-    def charged(self, charges: Sequence[Charge], weight: float) -> Iterator[None]:
-        """The KL of those charges, times `weight`, is added to what the backward pass inside gives.
-
-        Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
-        """
-        for block, charge in zip(self.each_block(), charges, strict=True):
-            block.charge = replace(charge, weight=weight)
-        try:
-            yield
-            for block in self.each_block():
-                block.settle_charge()
-        finally:
-            for block in self.each_block():
-                block.charge = None
-
-    def charges(self) -> list[Charge]:
-        """The terms of the last `kl()`, one a block."""
-        return [block.last_charge for block in self.each_block() if block.last_charge is not None]
-
-    def hyper(self, block: Block) -> Hyper:
-        """The block's prior with its present values."""
-        hyper = self.priors[block.prior]
-        assert isinstance(hyper, Hyper)
-        return hyper
-
-    def each_block(self) -> Iterator[Block]:
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            yield block
-
-    def each_prior(self) -> Iterator[Hyper]:
-        for hyper in self.priors:
-            assert isinstance(hyper, Hyper)
-            yield hyper
-
-    # --- binding -----------------------------------------------------------------------------
-
-    def _uses_mean(self) -> bool:
-        return self._mode == "mean" or (self._mode == "auto" and not self.training)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Each weight's theta for the coming forward."""
-        if self._uses_mean():
-            self._drawn = False
-            return _merged(block.layout.split(block.mean()) for block in self.each_block())
-        if not self._keep:
-            self.resample()
-        self._keep = self._holding
-        self._drawn = True
-        leaves = self._leaves or {}
-        return _merged(
-            block.layout.split(leaves[block])
-            if block in leaves
-            else block.draw(self.hyper(block).prior)
-            for block in self.each_block()
-        )
-
-    @contextmanager
-    def _bound(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """The wrapped module with its empty places filled, for the time of one forward."""
-        try:
-            for name, tensor in weights.items():
-                for owner, local in self._slots[name]:
-                    _place(owner, local, tensor)
-            yield
-        finally:
-            for places in self._slots.values():
-                for owner, local in places:
-                    _place(owner, local, None)
 
 
 def bayesianize(
@@ -447,23 +203,11 @@ def _empty(
     return slots
 
 
-def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
-    """Set an emptied parameter to a plain tensor. A recurrent layer keeps a second list of its
-    weights, which has to follow; done by hand, so that torch neither packs nor moves them."""
-    owner._parameters[local] = tensor  # type: ignore[assignment]
-    if isinstance(owner, nn.RNNBase):
-        owner._flat_weights[owner._flat_weights_names.index(local)] = tensor
-
-
-def _merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor for part in parts for name, tensor in part.items()}
-
-
 def _matches(pattern: str, names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
-def _check_patterns(patterns: Sequence[str], names: Any, role: str) -> None:
+def _check_patterns(patterns: Sequence[str], names: Iterable[Sequence[str]], role: str) -> None:
     known = list(names)
     for pattern in patterns:
         if not any(_matches(pattern, aliases) for aliases in known):
@@ -471,18 +215,3 @@ def _check_patterns(patterns: Sequence[str], names: Any, role: str) -> None:
             raise ValueError(
                 f"{role} pattern {pattern!r} matches no trainable parameter; they are: {listed}"
             )
-
-
-def _rank_generator(device: torch.device) -> torch.Generator | None:
-    """In a process group, a generator that differs between ranks even where their seeds agree.
-
-    It is seeded from torch's own, so saving torch's state is still enough to draw the same again.
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    if distributed.get_world_size() == 1:
-        return None
-    seed = int(torch.randint(2**62, ()).item())
-    generator = torch.Generator(device)
-    return generator.manual_seed((seed + 0x9E3779B97F4A7C15 * distributed.get_rank()) % 2**63)
