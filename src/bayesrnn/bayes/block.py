@@ -1,8 +1,9 @@
 """A block: many weights in one flat tensor, with one posterior and one prior.
 
-A training step makes three passes over a block: the draw, the KL's value, and all gradients, those
-of the loss and of the KL together. On a CPU each pass goes piece by piece, so that what is in
-between stays in the cache; the padding between weights never enters a KL, a gradient or a count.
+A training step makes two passes over a block: the draw, with what a grouped prior's KL needs, and
+all gradients, those of the loss and of the KL together. On a CPU each pass goes piece by piece, so
+that what is in between stays in the cache; the padding between weights never enters a KL, a
+gradient or a count.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
