@@ -83,18 +83,15 @@ class Charge:
 class Summary:
     """What the KL with a grouped prior needs of a draw: log q, and the sums of each group."""
 
-    def __init__(self, state: Sequence[tuple[int, int]]) -> None:
-        self._state = list(state)
+    def __init__(self, parameters: Tensors, noise: Tensors) -> None:
+        self._noise = noise  # held, so that no other noise can take its place in memory
+        self._state = _state(parameters)
         self._parts: dict[str, list[Tensor]] = {}
         self.log_q: Tensor | float = 0.0
 
-    @classmethod
-    def of(cls, parameters: Tensors, noise: Tensors) -> "Summary":
-        return cls(_state(parameters, noise))
-
     def fits(self, parameters: Tensors, noise: Tensors) -> bool:
-        """Whether neither the learnt tensors nor the noise have changed since."""
-        return self._state == _state(parameters, noise)
+        """Whether it is the same noise, and the learnt tensors have not changed since."""
+        return self._noise is noise and self._state == _state(parameters)
 
     def add(self, piece: Piece, draw: Draw, prior: Prior) -> None:
         self.log_q = self.log_q + log_q(draw).double()
@@ -110,10 +107,9 @@ class Summary:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _state(parameters: Tensors, noise: Tensors) -> list[tuple[int, int]]:
-    """Where the tensors are, and how often each was written to."""
-    tensors = (*parameters.values(), *noise.values())
-    return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+def _state(parameters: Tensors) -> list[tuple[int, int]]:
+    """Where the learnt tensors are, and how often each was written to."""
+    return [(tensor.data_ptr(), tensor._version) for tensor in parameters.values()]
 
 
 class _DrawTheta(torch.autograd.Function):
@@ -251,7 +247,7 @@ class Block(nn.Module):
         if "eps" not in noise or limit is None or self.posterior.looks_at_data:
             return self.posterior.draw(parameters, noise).detach()
         theta = torch.empty_like(parameters["loc"])
-        summary = Summary.of(parameters, noise)
+        summary = Summary(parameters, noise)
         for out, (piece, _, draw) in zip(
             self.layout.cut(theta, limit), self._pieces(parameters, noise), strict=True
         ):
@@ -294,7 +290,7 @@ class Block(nn.Module):
         wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
         if prior.grouped:
             if self.summary is None or not self.summary.fits(parameters, charge.noise):
-                self.summary = Summary.of(parameters, charge.noise)
+                self.summary = Summary(parameters, charge.noise)
                 for piece, _, draw in self._pieces(parameters, charge.noise):
                     self.summary.add(piece, draw, prior)
             total = total + self.summary.log_q
