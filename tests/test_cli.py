@@ -455,7 +455,7 @@ def lose_everything(run: Path) -> None:
         (flip_a_bit, r"model\.safetensors is damaged: its SHA-256 is not the one in config.json"),
         (replace_by_anothers, r"config\.json does not describe a bayesrnn model"),
         (never_finish, r"run holds no finished model yet; train it first"),
-        (lose_the_recipe, r"run is not a run"),
+        (lose_the_recipe, r"is no run's folder"),
         (lose_the_vocabulary, r"vocabulary\.json: No such file"),
         (lose_everything, r"no model at .*run: there is no such folder"),
     ],

@@ -31,7 +31,7 @@ from bayesrnn.evaluate import (
     outputs,
     predict,
 )
-from bayesrnn.models import LanguageModel
+from bayesrnn.models import LanguageModel, detach
 from bayesrnn.objective import FreeEnergy, Loss
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
@@ -63,6 +63,7 @@ __all__ = [
     "UserError",
     "Vocabulary",
     "bayesianize",
+    "detach",
     "evaluate_text",
     "generate",
     "generate_text",

@@ -9,6 +9,7 @@ checked: a batch that does not fit the loader's count raises.
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -91,17 +92,23 @@ class Loss:
         defined = self.model.has_description_length
         return _lengths(self.error.item(), self.complexity.item(), defined, unit)
 
+    def _can_charge(self) -> bool:
+        """Whether the KL's gradient can ride on the loss's: not where a prior learns (its gradient
+        is in the graph), nor in a process group (whose hooks every gradient must pass)."""
+        learns = any(charge.hyper.learnt() for charge in self.charges)
+        return self.error.requires_grad and not learns and not _in_group()
+
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
         scale = self.streams * self.draws
-        if any(charge.hyper.learnt() for charge in self.charges):
-            self.objective.backward()  # a learnt prior's own gradient comes from the graph
-            return
         if not self.model.per_sequence:
-            with self.model.charged(self.charges, self.share / scale):
-                (self.error / scale).backward()
+            if self._can_charge():
+                with self.model.charged(self.charges, self.share / scale):
+                    (self.error / scale).backward()
+            else:
+                self.objective.backward()
             return
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if _in_group():
             raise RuntimeError("the Fisher estimate is not available in a process group")
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
@@ -116,6 +123,11 @@ class Loss:
         for parameter, total in zip(parameters, sums, strict=True):
             total /= scale
             parameter.grad = total if parameter.grad is None else parameter.grad + total
+
+
+def _in_group() -> bool:
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 class FreeEnergy:
@@ -141,12 +153,12 @@ class FreeEnergy:
 
     def __init__(self, loader: object, kl: Estimator = "auto") -> None:
         self.kl = kl
-        self.targets, self.processes = _count_epoch(loader)
+        self.targets, self.processes, self._sizes = _count_epoch(loader)
         self.restart()
 
     def restart(self) -> None:
         """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
-        self._seen = 0.0
+        self._seen = Fraction(0)  # exact: a batch of several draws counts in parts
         self._error = self._complexity = torch.zeros((), dtype=torch.float64)
         self._defined = True
 
@@ -155,7 +167,7 @@ class FreeEnergy:
     ) -> Loss:
         """The loss of a batch. With several draws a step, call it once a draw, saying how many."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        targets, streams = _count_batch(batch)
+        targets, streams = _count_batch(batch, self._sizes)
         if not isinstance(inner, Bayesian):
             raise TypeError(f"expected a model made by bayesianize, got {type(inner).__name__}")
         if inner.per_sequence and nll.shape != (streams,):
@@ -165,14 +177,15 @@ class FreeEnergy:
             )
         share = targets / self.targets
         complexity = share * inner.kl(self.kl)
-        if self._seen >= self.targets / self.processes - 1e-6:
+        here = self.targets // self.processes
+        if self._seen >= here:
             self.restart()
-        seen = self._seen + targets / draws
-        if seen > self.targets / self.processes + 1e-6:
+        seen = self._seen + Fraction(targets, draws)
+        if seen > here:
             raise ValueError(
-                f"the batches since the epoch began hold more targets ({seen:g}) than the "
-                f"loader's epoch ({self.targets // self.processes}), so the KL would be charged "
-                "more than once; if an epoch was broken off, call objective.restart()"
+                f"the batches since the epoch began hold more targets ({float(seen):g}) than the "
+                f"loader's epoch ({here}), so the KL would be charged more than once; if an epoch "
+                "was broken off, call objective.restart()"
             )
         losses = nll.reshape(-1)
         loss = Loss(nll.sum(), complexity, share, streams, draws, inner, losses, inner.charges())
@@ -189,22 +202,22 @@ class FreeEnergy:
         return Epoch(
             _lengths(error, complexity, self._defined, 1.0),
             _lengths(error, complexity, self._defined, math.log(2.0)),
-            self._seen / self.targets,
+            float(self._seen / self.targets),
             round(self._seen),
             complexity,
         )
 
-    def state_dict(self) -> dict[str, float | bool]:
-        """The sums so far, as plain numbers (exact: they are double)."""
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far, as plain and exact numbers."""
         return {
-            "seen": self._seen,
+            "seen": str(self._seen),
             "error": self._error.item(),
             "complexity": self._complexity.item(),
             "defined": self._defined,
         }
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        self._seen = state["seen"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seen = Fraction(state["seen"])
         self._error = torch.tensor(state["error"], dtype=torch.float64)
         self._complexity = torch.tensor(state["complexity"], dtype=torch.float64)
         self._defined = bool(state["defined"])
@@ -224,10 +237,11 @@ class Epoch(NamedTuple):
     penalty: float
 
 
-def _count_epoch(loader: object) -> tuple[int, int]:
-    """The targets of an epoch over all processes, and the number of processes that share it."""
+def _count_epoch(loader: object) -> tuple[int, int, set[int] | None]:
+    """The targets of an epoch over all processes, the number of processes that share it, and how
+    many examples a batch may have (None: the batches know themselves)."""
     if isinstance(loader, CountedLoader):
-        return loader.targets, 1
+        return loader.targets, 1, None
     if isinstance(loader, DataLoader):
         batches = loader.batch_sampler
         if isinstance(batches, BatchSampler) and isinstance(batches.sampler, Sized):
@@ -239,7 +253,7 @@ def _count_epoch(loader: object) -> tuple[int, int]:
                     f"batch_size {size}, drop_last={drops}"
                 )
             processes = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
-            return examples * processes, processes
+            return examples * processes, processes, {size, examples % size} - {0}
     raise TypeError(
         f"cannot tell how many targets an epoch of {type(loader).__name__} has, so the KL's weight "
         "is unknown: give the loader a `targets` attribute (targets of an epoch), and its batches "
@@ -247,8 +261,8 @@ def _count_epoch(loader: object) -> tuple[int, int]:
     )
 
 
-def _count_batch(batch: object) -> tuple[int, int]:
-    """The targets of a batch and its sequences."""
+def _count_batch(batch: object, sizes: set[int] | None) -> tuple[int, int]:
+    """The targets of a batch and its sequences; `sizes` are those the loader can yield."""
     if isinstance(batch, CountedBatch):
         return batch.targets, batch.streams
     first: Any = batch
@@ -262,4 +276,10 @@ def _count_batch(batch: object) -> tuple[int, int]:
                 f"cannot tell how many targets a batch of {type(batch).__name__} has: pass what "
                 "the loader yielded, or give it `targets` and `streams`"
             )
+    if sizes is not None and len(first) not in sizes:
+        raise ValueError(
+            f"a batch of {len(first)} examples does not come from a loader whose batches have "
+            f"{' or '.join(map(str, sorted(sizes)))}: put the batch first, pass the batch as the "
+            "loader yielded it, or give it `targets` and `streams`"
+        )
     return len(first), len(first)

@@ -83,7 +83,8 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     if module is None:
         if not (path / "recipe.toml").exists():
             raise UserError(
-                f"{path} is not a run, so its network is unknown; pass it as load(..., module=net)"
+                f"{path} is no run's folder, which train --out makes; to load a model of your own "
+                "in Python, pass its network as load(..., module=net)"
             )
         module = build_module(read_recipe(path / "recipe.toml"), load_vocabulary(path))
         if not (path / "model").exists():

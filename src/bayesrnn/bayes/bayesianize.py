@@ -78,7 +78,7 @@ def bayesianize(
     like = blocks[0].mean().detach()
     slots = _empty(module, names)
     model = Bayesian(module, blocks, [Hyper(known, like) for known in objects], slots)
-    model.train(module.training)
+    model.training = module.training  # its own alone: a part kept in eval mode stays there
     model.fit_priors()
     return model
 

@@ -64,7 +64,9 @@ class Hyper(nn.Module):
     def fit(self, means: Sequence[Tensor], scales: Sequence[Tensor | None]) -> None:
         """Set the fitted values to their optimum for these posteriors."""
         if self.prior.named("fit"):
-            for name, value in self.prior.fit(means, scales, self.values()).items():
+            wide = [_wide(mean) for mean in means]
+            spread = [None if scale is None else _wide(scale) for scale in scales]
+            for name, value in self.prior.fit(wide, spread, self.values()).items():
                 getattr(self, name).copy_(value)
 
 
@@ -75,6 +77,8 @@ class Charge:
     hyper: Hyper
     estimator: Estimator
     noise: Tensors
+    values: dict[str, Number] = field(default_factory=dict)
+    state: list[tuple[int, int]] = field(default_factory=list)
     weight: float = 1.0
     precisions: dict[str, Tensor] = field(default_factory=dict)
     done: bool = False
@@ -109,7 +113,10 @@ class Summary:
 
 def _state(parameters: Tensors) -> list[tuple[int, int]]:
     """Where the learnt tensors are, and how often each was written to."""
-    return [(tensor.data_ptr(), tensor._version) for tensor in parameters.values()]
+    return [
+        (tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version)
+        for tensor in parameters.values()
+    ]
 
 
 class _DrawTheta(torch.autograd.Function):
@@ -165,7 +172,7 @@ class _Complexity(torch.autograd.Function):
         ctx: Any, block: "Block", hyper: Hyper, estimator: Estimator, *tensors: Tensor
     ) -> Tensor:
         count = len(block.parameter_names)
-        learnt = hyper.learnt()
+        learnt = () if torch.is_inference_mode_enabled() else hyper.learnt()
         assert block.noise is not None
         ctx.block = block
         ctx.charge = block.last_charge = Charge(hyper, estimator, block.noise)
@@ -226,6 +233,7 @@ class Block(nn.Module):
     # --- the draw ------------------------------------------------------------------------------
 
     def resample(self, generator: torch.Generator | None) -> None:
+        self.summary = None
         with torch.inference_mode(False), torch.no_grad():
             self.noise = self.posterior.noise(self.parameters_by_name, generator)
 
@@ -285,6 +293,8 @@ class Block(nn.Module):
     def divergence(self, parameters: Tensors, charge: Charge) -> Tensor:
         """The KL's value; what its gradient needs of whole groups is left in `charge`."""
         prior, values = charge.hyper.prior, charge.hyper.values()
+        charge.values = {name: _frozen(value) for name, value in values.items()}
+        charge.state = _state(parameters)
         exact = exact_pair(self.posterior, prior, charge.estimator)
         total = parameters["loc"].new_zeros((), dtype=torch.float64)
         wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
@@ -321,7 +331,7 @@ class Block(nn.Module):
 
         `losses` are the loss's gradients with respect to each weight (none: the KL's alone).
         """
-        prior, values = charge.hyper.prior, charge.hyper.values()
+        prior, values = charge.hyper.prior, charge.values
         exact = exact_pair(self.posterior, prior, charge.estimator)
         limit = _limit(parameters["loc"])
         for flat in result.values():
@@ -359,6 +369,8 @@ class Block(nn.Module):
             return
         charge.done = True
         parameters = self.parameters_by_name
+        if charge.state != _state(parameters):
+            raise RuntimeError("the weights were changed between the forward and the backward pass")
         result = {name: torch.empty_like(value) for name, value in parameters.items()}
         self.write_gradients(result, parameters, charge)
         for name, gradient in result.items():
@@ -398,6 +410,11 @@ def _limit(flat: Tensor) -> int | None:
 def _same(one: Tensors, other: Tensors) -> bool:
     """Whether it is the same noise (by place: a graph hands out new tensors on old memory)."""
     return all(one[name].data_ptr() == other[name].data_ptr() for name in one)
+
+
+def _frozen(value: Number) -> Number:
+    """A prior's value as it is now."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def generate(
             if temperature == 0:
                 x = last.argmax().view(1, 1)
             else:
-                probabilities = torch.softmax(last / temperature, dim=0)
+                probabilities = torch.softmax((last - last.max()) / temperature, dim=0)
                 x = torch.multinomial(probabilities, 1, generator=generator).view(1, 1)
             ids.append(int(x.item()))
     return ids

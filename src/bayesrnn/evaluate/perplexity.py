@@ -68,14 +68,15 @@ def evaluate_text(
 
 @contextmanager
 def evaluating(model: Bayesian) -> Iterator[None]:
-    """Eval mode without gradients; the train mode comes back afterwards."""
-    before = model.training
+    """Eval mode without gradients; each part's own mode comes back afterwards."""
+    before = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(before)
+        for module, training in before.items():
+            module.training = training
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -89,12 +90,15 @@ def _losses(
 ) -> Iterator[Tensor]:
     """Each cut's losses, flat and in double, under the weights in force."""
     state: State | None = None
-    loader.position = 0
-    for batch in loader:
-        logits, state = model(batch.x, state)
-        if advance is not None:
-            advance(batch.targets)
-        yield token_losses(logits, batch.y).flatten().double()
+    before, loader.position = loader.position, 0
+    try:
+        for batch in loader:
+            logits, state = model(batch.x, state)
+            if advance is not None:
+                advance(batch.targets)
+            yield token_losses(logits, batch.y).flatten().double()
+    finally:
+        loader.position = before
 
 
 def _mean(losses: Iterator[Tensor]) -> float:

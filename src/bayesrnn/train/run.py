@@ -15,8 +15,6 @@ from bayesrnn.files import write_atomic
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
 from bayesrnn.storage import writing
 
-MAY_GROW = ("train.epochs", "train.max_steps", "train.checkpoint_minutes")
-"""What a resumed run may set anew without becoming another run."""
 LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
 """What a process that was killed has left half-written."""
 
@@ -91,7 +89,7 @@ class Run:
 
     def _check_same(self, recipe: Recipe) -> None:
         found = differences(read_recipe(self.recipe), recipe)
-        changed = {key: pair for key, pair in found.items() if key not in MAY_GROW}
+        changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
         if changed:
             listed = "; ".join(
                 f"{key} is {_show(old)} there and {_show(new)} here"
@@ -159,6 +157,13 @@ def _tensorboard(path: Path) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(path))
+
+
+def _grows(key: str, old: Any, new: Any) -> bool:
+    """Whether a run may go on with this change: saved or stopped elsewhere, or made longer."""
+    if key == "train.epochs":
+        return bool(new > old)
+    return key in ("train.checkpoint_minutes", "train.max_steps")
 
 
 def _show(value: Any) -> str:
