@@ -2,6 +2,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from bayesrnn.data import Corpus, StreamLoader, TextData, Vocabulary, encode_tex
 from bayesrnn.data.text import Tokens, tokenise
 from bayesrnn.errors import Invalid, UserError
 
-DATA = Path(os.environ.get("BAYESRNN_DATA", Path(__file__).parents[2] / "../shared/data"))
 KINDS: tuple[Tokens, ...] = ("whitespace", "words", "characters")
 
 
@@ -52,9 +52,9 @@ def plain_tokens(contents: str, kind: Tokens, lowercase: bool) -> list[str]:
 # Penn Treebank
 
 
-@pytest.mark.skipif(not (DATA / "ptb").is_dir(), reason=f"no Penn Treebank in {DATA}")
-def test_penn_treebank(tmp_path: Path) -> None:
-    corpus = load_text(settings_for(DATA / "ptb", tmp_path))
+def test_penn_treebank(data_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    ptb = data_folder("ptb")
+    corpus = load_text(settings_for(ptb, tmp_path))
     lengths = {split: len(ids) for split, ids in corpus.ids.items()}
     assert lengths == {"train": 929_589, "valid": 73_760, "test": 82_430}
     assert len(corpus.vocabulary) == 10_000
@@ -63,7 +63,7 @@ def test_penn_treebank(tmp_path: Path) -> None:
     loader = StreamLoader(corpus.ids["train"], streams=20, unroll=35, drop_last=True)
     assert len(loader) == 1327
     assert StreamLoader(corpus.ids["test"], streams=1, unroll=35).targets == 82_429
-    lines = (DATA / "ptb" / "ptb.test.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ptb / "ptb.test.txt").read_text(encoding="utf-8").splitlines()
     assert words_of(corpus, "test") == [t for line in lines for t in [*line.split(), "<eos>"]]
 
 
