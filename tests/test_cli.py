@@ -398,7 +398,7 @@ def test_a_place_one_may_not_write_to_is_one_line(
     result = cli("train", recipe, "--out", tmp_path / "locked")
     assert result.code == 1
     [line] = result.errors
-    assert re.fullmatch(r"cannot write to .*locked: Permission denied; choose another --out", line)
+    assert re.fullmatch(r"cannot write .*locked: Permission denied; choose another --out", line)
 
 
 def test_an_error_of_the_system_is_still_one_line(

@@ -1,5 +1,6 @@
 """Reading files in pieces, and writing them so that a crash never leaves half a file."""
 
+import errno
 import hashlib
 import os
 import secrets
@@ -49,15 +50,23 @@ def fsync_folder(path: Path) -> None:
 
 
 @contextmanager
-def open_atomic(
-    path: Path, remedy: str = "free some space or choose another folder"
-) -> Iterator[BinaryIO]:
+def writing(path: Path, remedy: str = "choose another folder") -> Iterator[None]:
+    """An unwritable place or a full disk becomes one line that names `path` and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        advice = "free some space" if error.errno == errno.ENOSPC else remedy
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+@contextmanager
+def open_atomic(path: Path, remedy: str = "choose another folder") -> Iterator[BinaryIO]:
     """A file to write to; it takes its name only once it is complete and on the disk.
 
     When the block fails, an older file of that name stays as it was.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with writing(path, remedy):
         try:
             with temporary.open("xb") as file:
                 yield file
@@ -68,8 +77,6 @@ def open_atomic(
             temporary.unlink(missing_ok=True)
             raise
         fsync_folder(path.parent)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:

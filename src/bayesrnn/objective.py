@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, in_process_group
 from bayesrnn.bayes.block import Charge
 from bayesrnn.bayes.kl import Estimator
 
@@ -96,7 +96,7 @@ class Loss:
         """Whether the KL's gradient can ride on the loss's: not where a prior learns (its gradient
         is in the graph), nor in a process group (whose hooks every gradient must pass)."""
         learns = any(charge.hyper.learnt() for charge in self.charges)
-        return self.error.requires_grad and not learns and not _in_group()
+        return self.error.requires_grad and not learns and not in_process_group()
 
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
@@ -108,7 +108,7 @@ class Loss:
             else:
                 self.objective.backward()
             return
-        if _in_group():
+        if in_process_group():
             raise RuntimeError("the Fisher estimate is not available in a process group")
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
@@ -123,11 +123,6 @@ class Loss:
         for parameter, total in zip(parameters, sums, strict=True):
             total /= scale
             parameter.grad = total if parameter.grad is None else parameter.grad + total
-
-
-def _in_group() -> bool:
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 class FreeEnergy:

@@ -5,14 +5,12 @@ so it is there whole or not at all. safetensors and JSON load flipped bits witho
 checksums; the manifest's own is under `manifest_sha256`.
 """
 
-import errno
 import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.files import fsync_folder
+from bayesrnn.files import fsync_folder, writing
 
 FORMAT_VERSION = 1
 OWN_SUM = "manifest_sha256"
@@ -29,17 +27,6 @@ OWN_SUM = "manifest_sha256"
 
 class Damaged(UserError):
     """A folder that is ours but is incomplete or altered."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """An unwritable place or a full disk becomes one line that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = "free some space" if error.errno == errno.ENOSPC else "choose another folder"
-        raise UserError(f"cannot write {path}: {reason}; {remedy}") from error
 
 
 def write_folder(

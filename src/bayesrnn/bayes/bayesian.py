@@ -267,16 +267,20 @@ def _merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
+def in_process_group() -> bool:
+    """Whether this is one of several processes that train together."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
+
+
 def _rank_generator(device: torch.device) -> torch.Generator | None:
     """In a process group, a generator that differs between ranks even where their seeds agree.
 
     It is seeded from torch's own, so saving torch's state is still enough to draw the same again.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return None
-    if distributed.get_world_size() == 1:
+    if not in_process_group():
         return None
     seed = int(torch.randint(2**62, ()).item())
     generator = torch.Generator(device)
-    return generator.manual_seed((seed + 0x9E3779B97F4A7C15 * distributed.get_rank()) % 2**63)
+    rank = torch.distributed.get_rank()
+    return generator.manual_seed((seed + 0x9E3779B97F4A7C15 * rank) % 2**63)

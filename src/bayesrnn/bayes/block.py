@@ -159,8 +159,7 @@ class _DrawTheta(torch.autograd.Function):
             pulled = block.posterior.pull(parameters, noise, block.layout.join(named))
             return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
-        result = {name: torch.empty_like(value) for name, value in parameters.items()}
-        block.write_gradients(result, parameters, charge, gradients)
+        result = block.gradients(parameters, charge, gradients)
         return None, None, None, *(result[name] for name in block.parameter_names)
 
 
@@ -190,9 +189,7 @@ class _Complexity(torch.autograd.Function):
         block: Block = ctx.block
         count = len(block.parameter_names)
         saved = ctx.saved_tensors
-        parameters = block.named(saved[:count])
-        result = {name: torch.empty_like(value) for name, value in parameters.items()}
-        block.write_gradients(result, parameters, ctx.charge)
+        result = block.gradients(block.named(saved[:count]), ctx.charge)
         return None, None, None, *(gradients[0] * g for g in (*result.values(), *saved[count:]))
 
 
@@ -320,13 +317,9 @@ class Block(nn.Module):
         return total.to(wide)
 
     @torch.no_grad()
-    def write_gradients(
-        self,
-        result: Tensors,
-        parameters: Tensors,
-        charge: Charge,
-        losses: Sequence[Tensor | None] = (),
-    ) -> None:
+    def gradients(
+        self, parameters: Tensors, charge: Charge, losses: Sequence[Tensor | None] = ()
+    ) -> dict[str, Tensor]:
         """The KL's gradient, times the charge's weight, plus that of the loss, in one pass.
 
         `losses` are the loss's gradients with respect to each weight (none: the KL's alone).
@@ -334,6 +327,7 @@ class Block(nn.Module):
         prior, values = charge.hyper.prior, charge.values
         exact = exact_pair(self.posterior, prior, charge.estimator)
         limit = _limit(parameters["loc"])
+        result = {name: torch.empty_like(value) for name, value in parameters.items()}
         for flat in result.values():
             for padding in self.layout.pads(flat):
                 padding.zero_()
@@ -361,6 +355,7 @@ class Block(nn.Module):
                 d_scale = None if d_scale is None else charge.weight * d_scale
             for name, value in self.posterior.chain(given, d_loc, d_scale).items():
                 outs[name][i].copy_(value)
+        return result
 
     def settle_charge(self) -> None:
         """Add the charged KL's gradient by itself, where the loss did not depend on this block."""
@@ -371,9 +366,7 @@ class Block(nn.Module):
         parameters = self.parameters_by_name
         if charge.state != _state(parameters):
             raise RuntimeError("the weights were changed between the forward and the backward pass")
-        result = {name: torch.empty_like(value) for name, value in parameters.items()}
-        self.write_gradients(result, parameters, charge)
-        for name, gradient in result.items():
+        for name, gradient in self.gradients(parameters, charge).items():
             parameter: nn.Parameter = getattr(self, name)
             if parameter.requires_grad:
                 old = parameter.grad

@@ -28,11 +28,11 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
-    """Write `folder/<step>`, then drop all but the newest two, and what a killed process left."""
+    """Write `folder/<step>`, then drop all but the newest two."""
     write_folder(
         folder / f"{step:09d}", "checkpoint", MANIFEST, checkpoint.tensors, checkpoint.facts
     )
-    for old in (*_steps(folder)[:-KEPT], *folder.glob(".*")):
+    for old in _steps(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 

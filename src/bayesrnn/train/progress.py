@@ -14,7 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bayesrnn.storage import writing
+from bayesrnn.files import writing
 
 
 class Reporter:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.files import write_atomic
+from bayesrnn.files import write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
-from bayesrnn.storage import writing
 
 LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
 """What a process that was killed has left half-written."""
@@ -36,13 +35,9 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; the lock ends with the process, however it ends."""
-        try:
+        with writing(self.path, "choose another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
             file = self.lock.open("a+")
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {self.path}: {error.strerror or error}; choose another --out"
-            ) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
