@@ -1,15 +1,16 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.block import Block, Charge, Hyper
+from bayesrnn.bayes.block import Block, Charge, Hyper, beside
 from bayesrnn.bayes.kl import Estimator
+from bayesrnn.bayes.placement import place
 
 
 class Bayesian(nn.Module):
@@ -32,6 +33,9 @@ class Bayesian(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.priors = nn.ModuleList(priors)
         self._slots = {name: tuple(places) for name, places in slots.items()}
+        self._owners = {block: self._one_owner(block) for block in blocks}
+        self._aligned = False  # weights may lie in frames larger than they are
+        self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
         self._mode: Literal["auto", "mean", "sample"] = "auto"
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
@@ -42,8 +46,49 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
+        self._place_weights()
         with self._bound(self._weights()):
             return self.module(*args, **kwargs)
+
+    @contextmanager
+    def tuned(
+        self,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Iterator[None]:
+        """Run faster inside, with the same maths; for modules that use their layers by calling
+        them (one that reads a layer's weight itself finds None there).
+
+        Weights lie where tensor cores like them best. `dtype` (bfloat16, say) is what the module
+        computes in; what is learnt stays as it is. `compiled` makes each pass over the weights one
+        kernel. Given a second `stream`, such passes run there where nothing waits for them: call
+        `join` before the gradients are used.
+        """
+        before = self._aligned, self._stream
+        self._aligned, self._stream = True, stream
+        for block in self.each_block():
+            block.dtype, block.compiled, block.stream = dtype, compiled, stream
+        try:
+            yield
+        finally:
+            self._aligned, self._stream = before
+            for block in self.each_block():
+                block.dtype, block.compiled, block.stream = None, False, None
+                block.placement = None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """On the second stream, where `tuned` was given one."""
+        with beside(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Wait for the second stream, on the device."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        for block in self.each_block():
+            block.held.clear()
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -97,8 +142,10 @@ class Bayesian(nn.Module):
             )
         if generator is None:
             generator = _rank_generator(next(self.each_block()).mean().device)
+        self._place_weights()
         for block in self.each_block():
-            block.resample(generator)
+            with self._beside_if_late(block):
+                block.resample(generator)
         self._keep = self._drawn = True
         if not looking or nll is None:
             return
@@ -193,8 +240,9 @@ class Bayesian(nn.Module):
             block.charge = replace(charge, weight=weight)
         try:
             yield
-            for block in self.each_block():
-                block.settle_charge()
+            with self.beside():
+                for block in self.each_block():
+                    block.settle_charge()
         finally:
             for block in self.each_block():
                 block.charge = None
@@ -224,47 +272,110 @@ class Bayesian(nn.Module):
     def _uses_mean(self) -> bool:
         return self._mode == "mean" or (self._mode == "auto" and not self.training)
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[Block, dict[str, Tensor]]:
         """Each weight's theta for the coming forward."""
         if self._uses_mean():
             self._drawn = False
-            return _merged(block.layout.split(block.mean()) for block in self.each_block())
+            return {block: block.lay(block.mean()) for block in self.each_block()}
         if not self._keep:
             self.resample()
         self._keep = self._holding
         self._drawn = True
         leaves = self._leaves or {}
-        return _merged(
-            block.layout.split(leaves[block])
-            if block in leaves
-            else block.draw(self.hyper(block).prior)
-            for block in self.each_block()
+        found: dict[Block, dict[str, Tensor]] = {}
+        for block in self.each_block():
+            with self._beside_if_late(block):
+                found[block] = (
+                    block.lay(leaves[block])
+                    if block in leaves
+                    else block.draw(self.hyper(block).prior)
+                )
+        return found
+
+    @contextmanager
+    def _bound(self, weights: Mapping[Block, Mapping[str, Tensor]]) -> Iterator[None]:
+        """The wrapped module with its empty places filled, for the time of one forward."""
+        with ExitStack() as undo:
+            for block, tensors in weights.items():
+                placement = block.placement
+                owner = self._owners[block]
+                if placement is not None and placement.serve is not None and owner is not None:
+                    forward = placement.serve(tensors)
+                    owner[0].forward = self._after(block, forward)
+                    undo.callback(owner[0].__dict__.pop, "forward")
+                    continue
+                for name, tensor in tensors.items():
+                    for layer, local in self._places(name):
+                        undo.callback(_place, layer, local, layer._parameters[local])
+                        _place(layer, local, tensor)
+            dtype = next(self.each_block()).dtype
+            if dtype is not None:
+                for layer in self.module.modules():
+                    for local, parameter in list(layer._parameters.items()):
+                        if isinstance(parameter, nn.Parameter) and parameter.is_floating_point():
+                            undo.callback(_place, layer, local, parameter)
+                            _place(layer, local, parameter.to(dtype))
+            yield
+
+    # --- where drawn weights lie ---------------------------------------------------------------
+
+    def _place_weights(self) -> None:
+        """Choose where each block's draws lie: in cuDNN's order on a GPU, aligned where `tuned`."""
+        for block in self.each_block():
+            owner, old = self._owners[block], block.placement
+            if owner is None or not (self._aligned or block.mean().device.type == "cuda"):
+                block.placement = None
+            elif old is None or any(p.requires_grad for p in old.frozen.values()):
+                dtype = block.mean().dtype if block.dtype is None else block.dtype
+                block.placement = place(*owner, block.layout.weights, dtype, self._aligned)
+
+    def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
+        """The layer all weights of a block belong to, and its path; None where one is tied."""
+        places = [place for w in block.layout.weights for place in self._slots[w.name]]
+        owners = {owner for owner, _ in places}
+        if len(owners) != 1 or len(places) != len(block.layout.weights):
+            return None
+        return owners.pop(), block.layout.weights[0].name.rpartition(".")[0]
+
+    def _places(self, name: str) -> Sequence[tuple[nn.Module, str]]:
+        if name in self._slots:
+            return self._slots[name]
+        path, _, local = name.rpartition(".")  # frozen: an ordinary parameter
+        return [(self.module.get_submodule(path), local)]
+
+    def _late(self, block: Block) -> bool:
+        """Whether only a layer's own forward waits for this block's draw, which may take time."""
+        return (
+            self._stream is not None
+            and block.placement is not None
+            and block.placement.serve is not None
+            and not isinstance(block.placement.owner, nn.RNNBase)
         )
 
     @contextmanager
-    def _bound(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """The wrapped module with its empty places filled, for the time of one forward."""
-        try:
-            for name, tensor in weights.items():
-                for owner, local in self._slots[name]:
-                    _place(owner, local, tensor)
+    def _beside_if_late(self, block: Block) -> Iterator[None]:
+        with beside(self._stream if self._late(block) else None):
             yield
-        finally:
-            for places in self._slots.values():
-                for owner, local in places:
-                    _place(owner, local, None)
+
+    def _after(self, block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer's forward that first waits for its weights."""
+        stream = self._stream
+        if not self._late(block) or stream is None:
+            return forward
+
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+            return forward(*args, **kwargs)
+
+        return waiting
 
 
 def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
-    """Set an emptied parameter to a plain tensor. A recurrent layer keeps a second list of its
+    """Set a parameter to a plain tensor, or back. A recurrent layer keeps a second list of its
     weights, which has to follow; done by hand, so that torch neither packs nor moves them."""
     owner._parameters[local] = tensor  # type: ignore[assignment]
     if isinstance(owner, nn.RNNBase):
         owner._flat_weights[owner._flat_weights_names.index(local)] = tensor
-
-
-def _merged(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def in_process_group() -> bool:

@@ -60,9 +60,8 @@ def bayesianize(
         check_pair(posteriors[name], priors[name])
         if not any(known is priors[name] for known in objects):
             objects.append(priors[name])
-        owner = module.get_submodule(name.rpartition(".")[0])
         key = (
-            name.rpartition(".")[0] if isinstance(owner, nn.RNNBase) else None,
+            name.rpartition(".")[0],  # a layer is a block: its gradient need not wait for others
             id(posteriors[name]),
             id(priors[name]),
             parameter.dtype,

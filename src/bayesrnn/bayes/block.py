@@ -1,14 +1,17 @@
 """A block: many weights in one flat tensor, with one posterior and one prior.
 
-A training step makes two passes over a block: the draw, with what a grouped prior's KL needs, and
-all gradients, those of the loss and of the KL together. On a CPU each pass goes piece by piece, so
-that what is in between stays in the cache; the padding between weights never enters a KL, a
-gradient or a count.
+A training step makes few passes over a block: the draw, what a grouped prior's KL needs (on a CPU
+together with the draw), and all gradients, those of the loss and of the KL together. On a CPU each
+pass goes piece by piece, so that what is in between stays in the cache; on a GPU weight by weight,
+compiled into one kernel where `compiled` is set, and beside the network's own kernels where there
+is a second stream. The padding between weights never enters a KL, a gradient or a count.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +19,19 @@ from torch import Tensor, nn
 from bayesrnn.bayes.kl import (
     Draw,
     Estimator,
+    Exact,
     check_estimator,
     exact_pair,
     log_q,
     sampled_gradient,
 )
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
+from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
-from bayesrnn.bayes.prior import Number, Prior
+from bayesrnn.bayes.prior import Number, Prior, Values
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Hyper(nn.Module):
@@ -97,9 +105,8 @@ class Summary:
         """Whether it is the same noise, and the learnt tensors have not changed since."""
         return self._noise is noise and self._state == _state(parameters)
 
-    def add(self, piece: Piece, draw: Draw, prior: Prior) -> None:
-        self.log_q = self.log_q + log_q(draw).double()
-        part = prior.sums(draw.theta.view(piece.shape), piece.weight.axis)
+    def add(self, piece: Piece, of_q: Tensor, part: Tensor, prior: Prior) -> None:
+        self.log_q = self.log_q + of_q
         parts = self._parts.setdefault(piece.weight.name, [])
         if parts and prior.reaches(piece.weight.shape, piece.weight.axis):
             parts[0] = parts[0] + part
@@ -120,20 +127,20 @@ def _state(parameters: Tensors) -> list[tuple[int, int]]:
 
 
 class _DrawTheta(torch.autograd.Function):
-    """theta = posterior.draw(...), a view a weight; its gradient is the posterior's, and a charged
-    KL's with it."""
+    """theta = posterior.draw(...), a tensor a weight; its gradient is the posterior's, and a
+    charged KL's with it."""
 
     @staticmethod
     def forward(
         block: "Block", prior: Prior | None, noise: Tensors, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        theta = block.draw_from(block.named(parameters), noise, prior)
-        return tuple(block.layout.split(theta).values())
+        return block.draw_from(block.named(parameters), noise, prior)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.block, _, noise, *parameters = inputs
         ctx.noise_names = tuple(noise)
+        ctx.placement = ctx.block.placement
         ctx.save_for_backward(*noise.values(), *parameters)
         ctx.set_materialize_grads(False)
 
@@ -150,17 +157,37 @@ class _DrawTheta(torch.autograd.Function):
                 "time: give FreeEnergy a vector with one loss a sequence and call its "
                 'loss.backward(), or use Gaussian(estimator="reparameterised")'
             )
+        of_losses = block.corners(gradients, ctx.placement)
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
-            named = {
-                weight.name: parameters["loc"].new_zeros(weight.shape) if g is None else g
-                for weight, g in zip(block.layout.weights, gradients, strict=True)
-            }
-            pulled = block.posterior.pull(parameters, noise, block.layout.join(named))
+            pulled = block.posterior.pull(parameters, noise, block.joined(parameters, of_losses))
             return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
-        result = block.gradients(parameters, charge, gradients)
+        with beside(block.stream):
+            result = block.gradients(parameters, charge, of_losses)
+        block.held.extend(gradients)
         return None, None, None, *(result[name] for name in block.parameter_names)
+
+
+class _Lay(torch.autograd.Function):
+    """A flat tensor of weights, laid where the block's placement says."""
+
+    @staticmethod
+    def forward(block: "Block", flat: Tensor) -> tuple[Tensor, ...]:
+        return block.laid(block.layout.split(flat))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.block, flat = inputs
+        ctx.placement = ctx.block.placement
+        ctx.save_for_backward(flat)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        block: Block = ctx.block
+        (flat,) = ctx.saved_tensors
+        return None, block.joined({"loc": flat}, block.corners(gradients, ctx.placement))
 
 
 class _Complexity(torch.autograd.Function):
@@ -213,6 +240,11 @@ class Block(nn.Module):
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
         self.summary: Summary | None = None  # of the last draw made with gradients on
+        self.placement: Placement | None = None  # where draws lie, if not as the layout says
+        self.dtype: torch.dtype | None = None  # of draws and means, if not that of the learnt ones
+        self.compiled = False  # each pass one kernel a weight
+        self.stream: torch.cuda.Stream | None = None  # where passes over the weights may run
+        self.held: list[Tensor | None] = []  # what that stream reads, until it has been waited for
         with torch.no_grad():
             loc = self.layout.join(tensors)
             learnt = posterior.init(loc, generator)
@@ -243,25 +275,66 @@ class Block(nn.Module):
         parameters = self.parameters_by_name
         wanted = prior if torch.is_grad_enabled() else None
         theta = _DrawTheta.apply(self, wanted, self.noise, *parameters.values())
-        return {w.name: view for w, view in zip(self.layout.weights, theta, strict=True)}
+        return dict(zip(self._placed_names(), theta, strict=True))
 
-    def draw_from(self, parameters: Tensors, noise: Tensors, prior: Prior | None) -> Tensor:
-        """The posterior's draw, flat and without a graph."""
-        limit = _limit(parameters["loc"])
+    def draw_from(
+        self, parameters: Tensors, noise: Tensors, prior: Prior | None
+    ) -> tuple[Tensor, ...]:
+        """The posterior's draw without a graph, a tensor a weight (then what is frozen)."""
         self.summary = None
-        if "eps" not in noise or limit is None or self.posterior.looks_at_data:
-            return self.posterior.draw(parameters, noise).detach()
-        theta = torch.empty_like(parameters["loc"])
-        summary = Summary(parameters, noise)
-        for out, (piece, _, draw) in zip(
-            self.layout.cut(theta, limit), self._pieces(parameters, noise), strict=True
-        ):
-            out.copy_(draw.theta)
-            if prior is not None and prior.grouped:
-                summary.add(piece, draw, prior)
-        if prior is not None and prior.grouped:
-            self.summary = summary
-        return theta
+        loc = parameters["loc"]
+        if not noise and self.placement is None and self.dtype in (None, loc.dtype):
+            flat = self.posterior.draw(parameters, noise).detach()
+            return tuple(self.layout.split(flat).values())
+        wanted = prior is not None and prior.grouped and self._limit(loc) is not None
+        summary = Summary(parameters, noise) if wanted and "eps" in noise else None
+        outers, outs = self._new_theta(loc)
+        run = self._run(_draw_pass)
+        for out, (piece, tensors, random) in zip(outs, self._cut(parameters, noise), strict=True):
+            if summary is None or prior is None:
+                run(self.posterior, tensors, random, out)
+                continue
+            found = run(
+                self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape
+            )
+            assert found is not None
+            summary.add(piece, *found, prior)
+        self.summary = summary
+        return outers
+
+    def lay(self, flat: Tensor) -> dict[str, Tensor]:
+        """These weights, flat, where draws lie; differentiable."""
+        if self.placement is None:
+            return self.layout.split(flat if self.dtype is None else flat.to(self.dtype))
+        return dict(zip(self._placed_names(), _Lay.apply(self, flat), strict=True))
+
+    def laid(self, tensors: Tensors) -> tuple[Tensor, ...]:
+        """These named weights, copied to where draws lie."""
+        assert self.placement is not None
+        outers = self.placement.outers(next(iter(tensors.values())), self._dtype())
+        for weight in self.layout.weights:
+            corner = self.placement.corner(outers[weight.name], weight.name, weight.shape)
+            corner.copy_(tensors[weight.name].view(corner.shape))
+        return tuple(outers[name] for name in self._placed_names())
+
+    def corners(
+        self, gradients: Sequence[Tensor | None], placement: Placement | None
+    ) -> list[Tensor | None]:
+        """Each weight's own part of the gradients of what `draw` gave."""
+        own = zip(self.layout.weights, gradients, strict=False)
+        if placement is None:
+            return [g for _, g in own]
+        return [None if g is None else placement.corner(g, w.name, w.shape) for w, g in own]
+
+    def joined(self, parameters: Tensors, gradients: Sequence[Tensor | None]) -> Tensor:
+        """The gradients of all weights in one flat tensor; zeros where there is none."""
+        loc = parameters["loc"]
+        return self.layout.join(
+            {
+                weight.name: loc.new_zeros(weight.shape) if g is None else g.to(loc.dtype)
+                for weight, g in zip(self.layout.weights, gradients, strict=True)
+            }
+        )
 
     def flat_draw(self) -> Tensor:
         """The same, flat and without a graph, in memory of its own."""
@@ -292,28 +365,31 @@ class Block(nn.Module):
         prior, values = charge.hyper.prior, charge.hyper.values()
         charge.values = {name: _frozen(value) for name, value in values.items()}
         charge.state = _state(parameters)
-        exact = exact_pair(self.posterior, prior, charge.estimator)
         total = parameters["loc"].new_zeros((), dtype=torch.float64)
         wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
         if prior.grouped:
             if self.summary is None or not self.summary.fits(parameters, charge.noise):
                 self.summary = Summary(parameters, charge.noise)
-                for piece, _, draw in self._pieces(parameters, charge.noise):
-                    self.summary.add(piece, draw, prior)
+                weigh = self._run(_weigh_pass)
+                for piece, tensors, noise in self._cut(parameters, charge.noise):
+                    shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
+                    found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
+                    self.summary.add(piece, *found, prior)
             total = total + self.summary.log_q
+            whole = self._limit(parameters["loc"]) is None
+            settle = self._run(_settle)
             for weight in self.layout.weights:
                 count = prior.group_size(weight.shape, weight.axis)
-                log_p, precision = prior.settle(self.summary.sums(weight), count, values)
+                log_p, precision = settle(prior, self.summary.sums(weight), count, values)
                 total = total - log_p
-                if prior.reaches(weight.shape, weight.axis):
+                if whole or prior.reaches(weight.shape, weight.axis):
                     charge.precisions[weight.name] = precision.detach()
             return total.to(wide)
-        for piece, _, draw in self._pieces(parameters, charge.noise):
-            if exact is not None and draw.scale is not None:
-                total = total + exact.value(draw.loc, draw.scale, values)
-            else:
-                theta = draw.theta.view(piece.shape)
-                total = total + log_q(draw) - prior.log_prob(theta, piece.weight.axis, values)
+        exact = exact_pair(self.posterior, prior, charge.estimator)
+        value = self._run(_value_pass)
+        for piece, tensors, noise in self._cut(parameters, charge.noise):
+            shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
+            total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
         return total.to(wide)
 
     @torch.no_grad()
@@ -324,37 +400,35 @@ class Block(nn.Module):
 
         `losses` are the loss's gradients with respect to each weight (none: the KL's alone).
         """
-        prior, values = charge.hyper.prior, charge.values
+        prior = charge.hyper.prior
         exact = exact_pair(self.posterior, prior, charge.estimator)
-        limit = _limit(parameters["loc"])
+        limit = self._limit(parameters["loc"])
         result = {name: torch.empty_like(value) for name, value in parameters.items()}
         for flat in result.values():
             for padding in self.layout.pads(flat):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
-        of_losses = self.layout.cut_each(losses, limit)
-        for i, (piece, given, draw) in enumerate(self._pieces(parameters, charge.noise)):
-            if exact is not None and draw.scale is not None:
-                d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
-            else:
-                precision = charge.precisions.get(piece.weight.name)
-                d_loc, d_scale = sampled_gradient(
-                    draw.view(piece.shape), prior, piece.weight.axis, values, precision
-                )
-                d_loc = d_loc.flatten()
-                d_scale = None if d_scale is None else d_scale.flatten()
-            of_loss = of_losses[i]
-            if of_loss is not None:
-                random = {} if draw.eps is None else {"eps": draw.eps}
-                of_loc, of_scale = self.posterior.lift(given, random, of_loss)
-                d_loc = torch.add(of_loc, d_loc, alpha=charge.weight)
-                if of_scale is not None and d_scale is not None:
-                    d_scale = torch.add(of_scale, d_scale, alpha=charge.weight)
-            elif charge.weight != 1.0:
-                d_loc = charge.weight * d_loc
-                d_scale = None if d_scale is None else charge.weight * d_scale
-            for name, value in self.posterior.chain(given, d_loc, d_scale).items():
-                outs[name][i].copy_(value)
+        of_losses = self._cut_losses(losses, limit)
+        run = self._run(_gradient_pass)
+        for i, (piece, tensors, noise) in enumerate(self._cut(parameters, charge.noise)):
+            of_loss, weight = of_losses[i], piece.weight
+            shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
+            precision = charge.precisions.get(weight.name)
+            if precision is not None and limit is None:
+                precision = precision.expand(weight.shape).view(shape)
+            run(
+                self.posterior,
+                _viewed(tensors, shape),
+                _viewed(noise, shape),
+                prior,
+                exact,
+                weight.axis,
+                charge.values,
+                precision,
+                charge.weight,
+                None if of_loss is None else of_loss.view(shape),
+                {name: cuts[i].view(shape) for name, cuts in outs.items()},
+            )
         return result
 
     def settle_charge(self) -> None:
@@ -372,21 +446,51 @@ class Block(nn.Module):
                 old = parameter.grad
                 parameter.grad = gradient if old is None else old + gradient
 
-    def _pieces(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Draw]]:
-        """Each piece with its learnt tensors and its draw, at least in single precision (so that
-        sums over many half-precision weights hold), all of one dimension and without a graph."""
-        limit = _limit(parameters["loc"])
+    def _cut(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Tensors]]:
+        """Each piece with its learnt tensors and its noise, of one dimension and without a graph,
+        at least in single precision (so that sums over many half-precision weights hold)."""
+        limit = self._limit(parameters["loc"])
         given = {name: self.layout.cut(flat.detach(), limit) for name, flat in parameters.items()}
-        eps = self.layout.cut(noise["eps"], limit) if "eps" in noise else None
+        random = {name: self.layout.cut(flat, limit) for name, flat in noise.items()}
         for i, piece in enumerate(self.layout.pieces(limit)):
-            tensors = {name: _wide(cuts[i]) for name, cuts in given.items()}
-            random = None if eps is None else _wide(eps[i])
-            loc, scale = self.posterior.mean(tensors), self.posterior.std(tensors)
-            if scale is None or random is None:
-                yield piece, tensors, Draw(loc, loc, None, None)
-            else:
-                theta = torch.addcmul(loc, scale, random)
-                yield piece, tensors, Draw(theta, loc, scale, random)
+            yield (
+                piece,
+                {name: _wide(cuts[i]) for name, cuts in given.items()},
+                {name: _wide(cuts[i]) for name, cuts in random.items()},
+            )
+
+    def _cut_losses(
+        self, losses: Sequence[Tensor | None], limit: int | None
+    ) -> Sequence[Tensor | None]:
+        """The loss's gradients in the same pieces; whole ones as they lie in memory."""
+        if limit is None and losses:
+            return losses
+        return self.layout.cut_each(losses, limit)
+
+    def _new_theta(self, loc: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Memory for a draw: a tensor a weight, and the places to write its pieces to."""
+        if self.placement is None:
+            flat = torch.empty_like(loc, dtype=self._dtype(), requires_grad=False)
+            return tuple(self.layout.split(flat).values()), self.layout.cut(flat, self._limit(loc))
+        outers = self.placement.outers(loc, self._dtype())
+        outs = [self.placement.corner(outers[w.name], w.name, w.shape) for w in self.layout.weights]
+        return tuple(outers[name] for name in self._placed_names()), outs
+
+    def _placed_names(self) -> list[str]:
+        """Of what a draw gives: the weights, then what is frozen beside them."""
+        frozen = () if self.placement is None else self.placement.frozen
+        return [*(weight.name for weight in self.layout.weights), *frozen]
+
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(self, self.parameter_names[0]).dtype
+        return dtype if self.dtype is None else self.dtype
+
+    def _limit(self, flat: Tensor) -> int | None:
+        """How large a piece may be: on a GPU whole weights, there is nothing to gain by less."""
+        return PIECE if flat.device.type == "cpu" and self.placement is None else None
+
+    def _run(self, function: Callable[P, R]) -> Callable[P, R]:
+        return _compiled(function) if self.compiled else function
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Block":
         super()._apply(fn, recurse)
@@ -395,9 +499,123 @@ class Block(nn.Module):
         return self
 
 
-def _limit(flat: Tensor) -> int | None:
-    """How large a piece may be: on a GPU whole weights, there is nothing to gain by less."""
-    return PIECE if flat.device.type == "cpu" else None
+@contextmanager
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What is launched inside runs on that stream, after all that was launched so far."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+# --- one piece of the weights -------------------------------------------------------------------
+
+
+def _draw_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    out: Tensor,
+    prior: Prior | None = None,
+    axis: int | None = None,
+    shape: Sequence[int] = (),
+) -> tuple[Tensor, Tensor] | None:
+    """theta into `out`; given a grouped prior, also log q and what `settle` needs."""
+    if prior is None:
+        out.copy_(posterior.draw(_viewed(tensors, out.shape), _viewed(noise, out.shape)))
+        return None
+    draw = _look(posterior, _viewed(tensors, shape), _viewed(noise, shape))
+    out.copy_(draw.theta.view(out.shape))
+    return _weigh(draw, prior, axis)
+
+
+def _look(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Draw:
+    loc, scale, eps = posterior.mean(tensors), posterior.std(tensors), noise.get("eps")
+    if scale is None or eps is None:
+        return Draw(loc, loc, None, None)
+    return Draw(torch.addcmul(loc, scale, eps), loc, scale, eps)
+
+
+def _weigh_pass(
+    posterior: Posterior, tensors: Tensors, noise: Tensors, prior: Prior, axis: int | None
+) -> tuple[Tensor, Tensor]:
+    return _weigh(_look(posterior, tensors, noise), prior, axis)
+
+
+def _weigh(draw: Draw, prior: Prior, axis: int | None) -> tuple[Tensor, Tensor]:
+    """log q, and the sums of each group (both over the same axes, so that one kernel does)."""
+    of_q = log_q(draw, lambda terms: prior.gather(terms, axis).sum())
+    return of_q.double(), prior.sums(draw.theta, axis)
+
+
+def _settle(prior: Prior, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
+    return prior.settle(sums, count, values)
+
+
+def _value_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    prior: Prior,
+    exact: Exact | None,
+    axis: int | None,
+    values: Values,
+) -> Tensor:
+    """The KL of some weights, in closed form or at the draw."""
+    draw = _look(posterior, tensors, noise)
+    if exact is not None and draw.scale is not None:
+        return exact.value(draw.loc, draw.scale, values)
+    return log_q(draw) - prior.log_prob(draw.theta, axis, values)
+
+
+def _gradient_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    prior: Prior,
+    exact: Exact | None,
+    axis: int | None,
+    values: Values,
+    precision: Tensor | None,
+    weight: float,
+    of_loss: Tensor | None,
+    outs: Tensors,
+) -> None:
+    """The loss's gradient and `weight` times the KL's, of the learnt tensors, into `outs`."""
+    draw = _look(posterior, tensors, noise)
+    if exact is not None and draw.scale is not None:
+        d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
+    else:
+        d_loc, d_scale = sampled_gradient(draw, prior, axis, values, precision)
+    if of_loss is not None:
+        of_loc, of_scale = posterior.lift(tensors, noise, _wide(of_loss))
+        d_loc = torch.add(of_loc, d_loc, alpha=weight)
+        if of_scale is not None and d_scale is not None:
+            d_scale = torch.add(of_scale, d_scale, alpha=weight)
+    elif weight != 1.0:
+        d_loc = weight * d_loc
+        d_scale = None if d_scale is None else weight * d_scale
+    for name, value in posterior.chain(tensors, d_loc, d_scale).items():
+        outs[name].copy_(value)
+
+
+@functools.cache
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as one kernel, for every shape it meets (there may be many)."""
+    fused = torch.compile(function, dynamic=False)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=4096):
+            return fused(*args, **kwargs)
+
+    return call
+
+
+def _viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:
+    return {name: tensor.view(shape) for name, tensor in tensors.items()}
 
 
 def _same(one: Tensors, other: Tensors) -> bool:

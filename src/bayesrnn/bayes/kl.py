@@ -48,12 +48,12 @@ class Gradient(NamedTuple):
     scale: Tensor | None
 
 
-def log_q(draw: Draw) -> Tensor:
-    """log q(theta) at the draw, summed; 0 for a point, whose density is a constant."""
+def log_q(draw: Draw, total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor:
+    """log q(theta) at the draw, summed by `total`; 0 for a point, whose density is a constant."""
     if draw.scale is None or draw.eps is None:
         return draw.theta.new_zeros(())
-    eps = draw.eps.flatten()
-    return -0.5 * (eps @ eps) - draw.scale.log().sum() - 0.5 * LOG_2PI * eps.numel()
+    terms = torch.addcmul(draw.scale.log(), draw.eps, draw.eps, value=0.5)
+    return -total(terms) - 0.5 * LOG_2PI * terms.numel()
 
 
 def sampled_gradient(

@@ -6,7 +6,8 @@ taken anew for every update: Graves 2011, eqs. 7, 8, 15), or "learn" (by gradien
 the posterior). The current values come to its methods as `values`, numbers or 0-d tensors.
 
 Build: the dataclass. State: `domains`, `start`. Use: `log_prob`, `score`, `fit`; where a prior
-takes whole groups of weights together, `sums` and `settle` let it see a weight piece by piece.
+takes whole groups of weights together, `gather`, `sums` and `settle` let it see a weight piece by
+piece.
 """
 
 import math
@@ -75,9 +76,14 @@ class Prior(ABC):
         """How many weights are taken together."""
         return 1
 
-    def sums(self, theta: Tensor, axis: int | None) -> Tensor:
-        """What `settle` needs of some rows; adds up over rows where the prior reaches over them."""
+    def gather(self, values: Tensor, axis: int | None) -> Tensor:
+        """The sum over each group of some rows, broadcastable to them; adds up over rows where the
+        prior reaches over them."""
         raise TypeError(f"a {self.kind} prior has no groups")
+
+    def sums(self, theta: Tensor, axis: int | None) -> Tensor:
+        """What `settle` needs of some rows."""
+        return self.gather(theta.square(), axis)
 
     def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
         """log p, summed, and the precision of each group, from the sums of `count` weights each."""
@@ -271,14 +277,13 @@ class ScaleMixture(Prior):
     def reaches(self, shape: torch.Size, axis: int | None) -> bool:
         return self.group != "weight" and len(shape) > 0 and (self.group == "tensor" or axis != 0)
 
-    def sums(self, theta: Tensor, axis: int | None) -> Tensor:
-        """The sum of squares of each group, broadcastable to theta."""
-        if self.group == "weight" or theta.dim() == 0:
-            return theta.square()
+    def gather(self, values: Tensor, axis: int | None) -> Tensor:
+        if self.group == "weight" or values.dim() == 0:
+            return values
         if self.group == "tensor" or axis is None:
-            return theta.square().sum()
-        others = [d for d in range(theta.dim()) if d != axis]
-        return theta.square().sum(dim=others, keepdim=True) if others else theta.square()
+            return values.sum()
+        others = [d for d in range(values.dim()) if d != axis]
+        return values.sum(dim=others, keepdim=True) if others else values
 
     def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
         """log p of all groups, and r / sigma1^2 + (1 - r) / sigma2^2 of each, with r the
