@@ -4,10 +4,12 @@ All cases read the same batch, take turns, and are compared by the median of the
 busy machine slows them all alike.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,9 +18,15 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes import Delta, Gaussian, ScaleMixture, Uniform, bayesianize
 from bayesrnn.data.batching import Batch
+from bayesrnn.engine import WARM_UP, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models import LanguageModel
+from bayesrnn.models.language import State
 from bayesrnn.objective import FreeEnergy
+from bayesrnn.train.settings import TrainSettings
+from bayesrnn.train.step import Step as TrainStep
+from bayesrnn.train.step import Update, build_optimizer
+from bayesrnn.train.task import language_nll
 
 Size = Literal["small", "medium", "large"]
 Step = Callable[[], object]
@@ -26,6 +34,8 @@ Step = Callable[[], object]
 VOCABULARY, STREAMS, LAYERS, CUTS = 10_000, 20, 2, 1_327
 UNITS = {"small": 200, "medium": 650, "large": 1500}  # Zaremba et al. 2014
 UNROLL = {"small": 20, "medium": 35, "large": 35}
+ORDINARY = "plain, ordinary loop"
+TURN = 20
 PEERS = ("blitz", "bayesian-torch")
 
 
@@ -54,30 +64,42 @@ def bench(
     peers: bool = False,
     advance: Callable[[], None] | None = None,
 ) -> list[Timing]:
-    """Time `steps` training steps of each case, taking turns; `advance` is told of each step."""
+    """Time `steps` turns of each case, one after the other; `advance` is told of each turn.
+
+    On a GPU a turn is several steps, and waits for the device at its end only.
+    """
     place = torch.device(device)
     torch.manual_seed(1)
     batch = _batch(size, place)
-    cases: dict[str, Step] = {
-        "plain, ordinary loop": _plain(size, batch),
-        "plain, here": _ours(size, batch, plain=True),
-        "Bayesian, here": _ours(size, batch, plain=False),
+    makers: dict[str, Callable[[], Step]] = {
+        ORDINARY: lambda: _plain(size, batch),
+        "plain, here": lambda: _ours(size, batch, plain=True),
+        "Bayesian, here": lambda: _ours(size, batch, plain=False),
     }
+    if place.type == "cuda":
+        makers |= {
+            "plain, here, bfloat16": lambda: _ours(size, batch, True, "bfloat16"),
+            "Bayesian, here, bfloat16": lambda: _ours(size, batch, False, "bfloat16"),
+            "Bayesian, here, eager": lambda: _ours(size, batch, False, engine="eager"),
+        }
     if peers:
-        cases |= {name: _peer(name, size, batch) for name in PEERS}
-    seconds: dict[str, list[float]] = {case: [] for case in cases}
-    peaks: dict[str, float | None] = dict.fromkeys(cases)
-    for turn in range(steps + 1):  # the first one warms up
-        for case, step in cases.items():
-            if case in PEERS and turn > max(1, steps // 10):
-                continue  # they take a hundred times as long
-            taken, peak = _timed(step, place)
-            if turn > 0:
-                seconds[case].append(taken)
-                peaks[case] = peak
+        makers |= {name: partial(_peer, name, size, batch) for name in PEERS}
+    cases: dict[str, Step] = {}
+    peaks: dict[str, float | None] = {}
+    seconds: dict[str, list[float]] = {case: [] for case in makers}
+    with products_in("tf32"):
+        for case, make in makers.items():
+            cases[case], peaks[case] = _warmed(make, 2 if case in PEERS else WARM_UP + 3, place)
             if advance is not None:
                 advance()
-    ordinary = statistics.median(seconds["plain, ordinary loop"])
+        for turn in range(steps):
+            for case, step in cases.items():
+                if case in PEERS and turn >= max(1, steps // 10):
+                    continue  # they take a hundred times as long
+                seconds[case].append(_timed(step, 1 if case in PEERS else TURN, place))
+                if advance is not None:
+                    advance()
+    ordinary = statistics.median(seconds[ORDINARY])
     return [
         Timing(
             case,
@@ -114,20 +136,37 @@ def _batch(size: Size, device: torch.device) -> Batch:
     return Batch(ids[:-1], ids[1:], True, targets, STREAMS, 1 / CUTS)
 
 
-def _timed(step: Step, device: torch.device) -> tuple[float, float | None]:
-    """Seconds of one step, and on a GPU the most memory it took, in MiB."""
+def _warmed(
+    make: Callable[[], Step], count: int, device: torch.device
+) -> tuple[Step, float | None]:
+    """A case after its first steps, and on a GPU the most memory it took, in MiB."""
     if device.type != "cuda":
-        began = time.perf_counter()
+        step = make()
         step()
-        return time.perf_counter() - began, None
+        return step, None
+    gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    began = time.perf_counter()
-    step()
+    step = make()
+    for _ in range(count):
+        step()
     torch.cuda.synchronize(device)
-    taken = time.perf_counter() - began
-    return taken, round((torch.cuda.max_memory_allocated(device) - before) / 2**20, 1)
+    return step, round((torch.cuda.max_memory_allocated(device) - before) / 2**20, 1)
+
+
+def _timed(step: Step, count: int, device: torch.device) -> float:
+    """Seconds of one step: on a GPU a mean, since waiting for every one would slow them down."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) / count
 
 
 def _net(size: Size, batch: Batch) -> LanguageModel:
@@ -139,7 +178,7 @@ def _nll(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _trained(module: nn.Module, backward: Callable[[], object]) -> Step:
-    """The rest of every step: clip and plain SGD, as published."""
+    """The rest of an ordinary step: clip and plain SGD, as published."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
     def step() -> None:
@@ -156,17 +195,31 @@ def _plain(size: Size, batch: Batch) -> Step:
     return _trained(net, lambda: (_nll(net(batch.x)[0], batch) / STREAMS).backward())
 
 
-def _ours(size: Size, batch: Batch, plain: bool) -> Step:
+def _ours(
+    size: Size,
+    batch: Batch,
+    plain: bool,
+    precision: Literal["tf32", "bfloat16"] = "tf32",
+    engine: Literal["auto", "eager"] = "auto",
+) -> Step:
     net = _net(size, batch)
     if plain:
         model = bayesianize(net, Delta(), Uniform())
     else:
         where = ["embedding.weight", "rnn.*", "decoder.weight"]
         model = bayesianize(net, Gaussian((0.046, 0.092)), ScaleMixture(), where)
+    settings = TrainSettings(lr=0.1, precision=precision, engine=engine)
+    optimizer = build_optimizer(settings, model)
+    update = Update(optimizer, settings.clip, batch.x.device)
+    update.set_rate(settings.lr)
     objective = FreeEnergy(Epoch(batch.targets * CUTS))
-    return _trained(
-        model, lambda: objective(model, _nll(model(batch.x)[0], batch), batch).backward()
-    )
+    take = TrainStep(model, language_nll, objective, update, settings, lambda text: None)
+    state: list[State | None] = [None]
+
+    def step() -> None:
+        state[0] = take(batch, state[0])
+
+    return step
 
 
 def _peer(name: str, size: Size, batch: Batch) -> Step:

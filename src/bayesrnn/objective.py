@@ -149,29 +149,31 @@ class FreeEnergy:
     def __init__(self, loader: object, kl: Estimator = "auto") -> None:
         self.kl = kl
         self.targets, self.processes, self._sizes = _count_epoch(loader)
+        self._error, self._complexity = torch.zeros(2, dtype=torch.float64).unbind()
         self.restart()
 
     def restart(self) -> None:
         """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
         self._seen = Fraction(0)  # exact: a batch of several draws counts in parts
-        self._error = self._complexity = torch.zeros((), dtype=torch.float64)
         self._defined = True
+        self._error.zero_()
+        self._complexity.zero_()
 
     def __call__(
         self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
     ) -> Loss:
         """The loss of a batch. With several draws a step, call it once a draw, saying how many."""
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        targets, streams = _count_batch(batch, self._sizes)
-        if not isinstance(inner, Bayesian):
-            raise TypeError(f"expected a model made by bayesianize, got {type(inner).__name__}")
-        if inner.per_sequence and nll.shape != (streams,):
-            raise ValueError(
-                "the Fisher estimate needs one loss a sequence: expected a vector of "
-                f"{streams}, got shape {tuple(nll.shape)}"
-            )
-        share = targets / self.targets
-        complexity = share * inner.kl(self.kl)
+        before = self._seen
+        self.count(batch, draws)
+        try:
+            return self.loss(model, nll, batch, draws)
+        except BaseException:
+            self._seen = before
+            raise
+
+    def count(self, batch: object, draws: int = 1) -> None:
+        """Count a draw of a batch towards the epoch, which must not become longer than it is."""
+        targets, _ = _count_batch(batch, self._sizes)
         here = self.targets // self.processes
         if self._seen >= here:
             self.restart()
@@ -182,11 +184,33 @@ class FreeEnergy:
                 f"loader's epoch ({here}), so the KL would be charged more than once; if an epoch "
                 "was broken off, call objective.restart()"
             )
+        self._seen = seen
+
+    def loss(
+        self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
+    ) -> Loss:
+        """The same without counting the batch: all of it happens on the device, so that it can be
+        recorded once and replayed (`count` cannot)."""
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        targets, streams = _count_batch(batch, self._sizes)
+        if not isinstance(inner, Bayesian):
+            raise TypeError(f"expected a model made by bayesianize, got {type(inner).__name__}")
+        if inner.per_sequence and nll.shape != (streams,):
+            raise ValueError(
+                "the Fisher estimate needs one loss a sequence: expected a vector of "
+                f"{streams}, got shape {tuple(nll.shape)}"
+            )
+        share = targets / self.targets
+        if self._error.device != nll.device:
+            self._error, self._complexity = (
+                total.to(nll.device) for total in (self._error, self._complexity)
+            )
+        with inner.beside():
+            complexity = share * inner.kl(self.kl)
+            self._complexity.add_(complexity.detach().double() / draws)
         losses = nll.reshape(-1)
         loss = Loss(nll.sum(), complexity, share, streams, draws, inner, losses, inner.charges())
-        self._seen = seen
-        self._error = self._error.to(nll.device) + loss.error.detach().double() / draws
-        self._complexity = self._complexity.to(nll.device) + complexity.detach().double() / draws
+        self._error.add_(loss.error.detach().double() / draws)
         self._defined = inner.has_description_length
         return loss
 
@@ -213,8 +237,8 @@ class FreeEnergy:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._seen = Fraction(state["seen"])
-        self._error = torch.tensor(state["error"], dtype=torch.float64)
-        self._complexity = torch.tensor(state["complexity"], dtype=torch.float64)
+        self._error.fill_(state["error"])
+        self._complexity.fill_(state["complexity"])
         self._defined = bool(state["defined"])
 
 

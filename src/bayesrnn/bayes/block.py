@@ -7,7 +7,6 @@ compiled into one kernel where `compiled` is set, and beside the network's own k
 is a second stream. The padding between weights never enters a KL, a gradient or a count.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
 from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
 from bayesrnn.bayes.prior import Number, Prior, Values
+from bayesrnn.engine import compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -294,9 +294,7 @@ class Block(nn.Module):
             if summary is None or prior is None:
                 run(self.posterior, tensors, random, out)
                 continue
-            found = run(
-                self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape
-            )
+            found = run(self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape)
             assert found is not None
             summary.add(piece, *found, prior)
         self.summary = summary
@@ -490,7 +488,7 @@ class Block(nn.Module):
         return PIECE if flat.device.type == "cpu" and self.placement is None else None
 
     def _run(self, function: Callable[P, R]) -> Callable[P, R]:
-        return _compiled(function) if self.compiled else function
+        return compiled(function) if self.compiled else function
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Block":
         super()._apply(fn, recurse)
@@ -599,19 +597,6 @@ def _gradient_pass(
         d_scale = None if d_scale is None else weight * d_scale
     for name, value in posterior.chain(tensors, d_loc, d_scale).items():
         outs[name].copy_(value)
-
-
-@functools.cache
-def _compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function as one kernel, for every shape it meets (there may be many)."""
-    fused = torch.compile(function, dynamic=False)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=4096):
-            return fused(*args, **kwargs)
-
-    return call
 
 
 def _viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:

@@ -43,8 +43,7 @@ class Frame:
     def corner(self, outer: Tensor, shape: torch.Size) -> Tensor:
         """The weight's own part of its frame: a view of the shape that `split` says."""
         parts = outer.view(self.gates, self.outer[0] // self.gates, *self.outer[1:])
-        gates, *sizes = self.split(shape)
-        for axis, size in enumerate(sizes, start=1):
+        for axis, size in enumerate(self.split(shape)):
             parts = parts.narrow(axis, 0, size)
         return parts
 

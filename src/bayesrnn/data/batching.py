@@ -84,6 +84,10 @@ class StreamLoader:
         step = ids.strides[0]
         # Row b is tokens b * length .. (b + 1) * length, so a row's last is the next one's first.
         self._rows = as_strided(ids, (streams, length + 1), (length * step, step), writeable=False)
+        self._device_rows: Tensor | None = None  # on a GPU the whole text: no copying every step
+        if self.device.type != "cpu":
+            text = torch.from_numpy(np.array(ids, dtype=np.int32)).to(self.device)
+            self._device_rows = text.as_strided((streams, length + 1), (length, 1))
 
     def __len__(self) -> int:
         """Cuts in an epoch."""
@@ -115,8 +119,12 @@ class StreamLoader:
     def _batch(self, cut: int) -> Batch:
         start = cut * self.unroll
         stop = min(start + self.unroll, self._steps)
-        tokens = np.array(self._rows[:, start : stop + 1].T, dtype=np.int64, order="C")
-        steps = torch.from_numpy(tokens).to(self.device)
+        if self._device_rows is None:
+            tokens = np.array(self._rows[:, start : stop + 1].T, dtype=np.int64, order="C")
+            steps = torch.from_numpy(tokens)
+        else:
+            rows = self._device_rows[:, start : stop + 1].T
+            steps = rows.to(torch.int64, memory_format=torch.contiguous_format)
         targets = (stop - start) * self.streams
         return Batch(
             x=steps[:-1],

@@ -6,7 +6,7 @@ their logs (the expected loss, Fortunato 2017, eq. 17), which is what a descript
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
+from bayesrnn.engine import Replay
 from bayesrnn.errors import require
-from bayesrnn.models.language import State
+from bayesrnn.models.language import as_state, as_tensors
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def evaluate_text(
         for _ in range(samples):
             with model.weights("sample"):
                 model.resample(generator=generator)
-                log_p = -torch.cat(list(_losses(model, loader, advance)))
+                log_p = -torch.cat([cut.clone() for cut in _losses(model, loader, advance)])
             expected -= log_p.mean().item() / samples
             log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
     assert log_sum is not None
@@ -81,7 +82,8 @@ def evaluating(model: Bayesian) -> Iterator[None]:
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """-log p of each target, of the targets' shape."""
-    flat = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    flat = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
 
 
@@ -89,24 +91,32 @@ def _losses(
     model: Bayesian, loader: StreamLoader, advance: Callable[[int], None] | None
 ) -> Iterator[Tensor]:
     """Each cut's losses, flat and in double, under the weights in force."""
-    state: State | None = None
+
+    def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        logits, state = model(x, as_state(carried))
+        return token_losses(logits, y).flatten().double(), *as_tensors(state)
+
+    run = Replay(cut, loader.device)
+    carried: Sequence[Tensor] = ()
     before, loader.position = loader.position, 0
     try:
         for batch in loader:
-            logits, state = model(batch.x, state)
+            losses, *carried = run(batch.x, batch.y, *carried) if carried else cut(batch.x, batch.y)
             if advance is not None:
                 advance(batch.targets)
-            yield token_losses(logits, batch.y).flatten().double()
+            yield losses
     finally:
         loader.position = before
 
 
 def _mean(losses: Iterator[Tensor]) -> float:
-    total, count = 0.0, 0
+    total: Tensor | None = None
+    count = 0
     for cut in losses:
-        total += cut.sum().item()
+        total = cut.sum() if total is None else total + cut.sum()
         count += cut.numel()
-    return total / count
+    assert total is not None
+    return total.item() / count
 
 
 def _exp(nll: float) -> float:

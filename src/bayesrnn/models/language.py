@@ -1,5 +1,6 @@
 """A recurrent language model: embedding, recurrent layers, softmax. A plain module."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -101,3 +102,17 @@ def detach(state: State) -> State:
     False
     """
     return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()  # type: ignore[return-value]
+
+
+def as_tensors(state: State | None) -> tuple[Tensor, ...]:
+    """A state as a flat tuple: none, one or two tensors."""
+    if state is None:
+        return ()
+    return state if isinstance(state, tuple) else (state,)
+
+
+def as_state(tensors: Sequence[Tensor]) -> State | None:
+    """The inverse of `as_tensors`."""
+    if len(tensors) == 2:
+        return tensors[0], tensors[1]
+    return tensors[0] if tensors else None

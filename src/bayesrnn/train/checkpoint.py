@@ -18,6 +18,8 @@ from bayesrnn.storage import Damaged, read_folder, write_folder
 
 MANIFEST = "manifest.json"
 KEPT = 2
+HOW = ("fused", "foreach", "capturable", "differentiable")
+"""An optimiser's settings that say how it computes on a device, not what."""
 
 
 class Checkpoint(NamedTuple):
@@ -68,8 +70,11 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor],
     for index, entries in state["state"].items():
         for name, value in entries.items():
             (tensors if isinstance(value, Tensor) else numbers)[f"{index}.{name}"] = value
-    groups = json.loads(json.dumps(state["param_groups"]))
-    return tensors, {"numbers": numbers, "groups": groups}
+    groups = [
+        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k not in HOW}
+        for group in state["param_groups"]
+    ]
+    return tensors, {"numbers": numbers, "groups": json.loads(json.dumps(groups))}
 
 
 def unpack_optimizer(
@@ -82,6 +87,7 @@ def unpack_optimizer(
         state.setdefault(int(index), {})[name] = value
     groups = [
         {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()}
-        for group in facts["groups"]
+        | {k: mine[k] for k in HOW if k in mine}
+        for group, mine in zip(facts["groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import Batch
+from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
-from bayesrnn.models.language import State
+from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save
@@ -30,7 +31,7 @@ from bayesrnn.train.checkpoint import (
 from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
 from bayesrnn.train.schedule import learning_rate
-from bayesrnn.train.settings import TrainSettings
+from bayesrnn.train.step import Figures, Step, Update, build_optimizer
 from bayesrnn.train.task import LanguageTask, Task
 
 LOG_STEPS = 50
@@ -54,7 +55,8 @@ def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = Fa
         vocabulary.save(run.vocabulary)
         trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
-            return trainer.run_to_end()
+            with products_in(recipe.train.precision):
+                return trainer.run_to_end()
         finally:
             trainer.close()
 
@@ -100,6 +102,7 @@ class Trainer:
         self.state: State | None = None
         self.window = Window()
         self.seconds = 0.0
+        self.seen = 0  # the step up to which figures were read
         self.total = self.settings.epochs * len(task.batches)
         if self.settings.max_steps:
             self.total = min(self.total, self.settings.max_steps)
@@ -113,6 +116,8 @@ class Trainer:
             self.reporter.say(warning)
         kept = self._restore(checkpoint) if checkpoint else 0
         self._say_start(checkpoint is not None)
+        update = Update(optimizer, self.settings.clip, task.batches.device)
+        self.take = Step(model, task.nll, self.objective, update, self.settings, self.reporter.say)
         self.metrics = MetricsLog(run, kept)
 
     # --- the loop ------------------------------------------------------------------------------
@@ -141,8 +146,7 @@ class Trainer:
         lr = learning_rate(
             self.epoch, self.settings.lr, self.settings.decay, self.settings.decay_after
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self.take.update.set_rate(lr)
         for batch in self._batches():
             self._update(batch)
             self._tick(batch)
@@ -159,26 +163,20 @@ class Trainer:
             yield from self.task.batches
 
     def _update(self, batch: Batch) -> None:
-        """One step: draw, forward, free energy, backward, clip, update."""
-        start = None if batch.first else self.state
-        draws = self.settings.draws
-        self.optimizer.zero_grad(set_to_none=True)
-
-        def mean_loss() -> Tensor:
-            return self.task.nll(self.model, batch, start)[0].sum() / batch.streams
-
-        for _ in range(draws):  # each from the same state; the last one's is carried on
-            self.model.resample(nll=mean_loss)
-            losses, self.state = self.task.nll(self.model, batch, start)
-            loss = self.objective(self.model, losses, batch, draws)
-            loss.backward()
-            self.window.error += loss.error.item() / draws
-        self.kl = loss.complexity.item() / loss.share
-        bound = self.settings.clip or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound)
-        self._stop_if_not_finite(loss.error.item(), self.kl, norm.item())
-        self.optimizer.step()
+        """One step; its figures stay on the device until `_look`."""
+        for _ in range(self.settings.draws):
+            self.objective.count(batch, self.settings.draws)
+        self.state = self.take(batch, None if batch.first else self.state)
         self.window.targets += batch.targets
+
+    def _look(self) -> None:
+        """Read the figures from the device; stop where one of them is not finite."""
+        figures = self.take.update.read()
+        if figures.failed:
+            self._stop_not_finite(figures)
+        self.seen = self.step
+        self.window.error += figures.total_error
+        self.kl = figures.kl
 
     def _tick(self, batch: Batch) -> None:
         """Count the step; every so often write a line of figures."""
@@ -188,7 +186,10 @@ class Trainer:
         self.seconds += now - self._clock
         self._clock = now
         self.reporter.step(self.step)
-        if self.step % LOG_STEPS == 0 or self.step == self.total:
+        due = self.step % LOG_STEPS == 0 or self.step == self.total
+        if due or self.task.batches.device.type == "cpu":
+            self._look()
+        if due:
             nll = self.window.error / self.window.targets
             line = {
                 "kind": "step",
@@ -204,6 +205,7 @@ class Trainer:
             self.reporter.figures(line)
 
     def _end_epoch(self, lr: float) -> None:
+        self._look()
         sums = self.objective.epoch
         nll = sums.nats.error / sums.targets
         line = {
@@ -231,9 +233,8 @@ class Trainer:
 
     # --- when things end -----------------------------------------------------------------------
 
-    def _stop_if_not_finite(self, error: float, kl: float, norm: float) -> None:
-        if math.isfinite(error) and math.isfinite(kl) and math.isfinite(norm):
-            return
+    def _stop_not_finite(self, figures: Figures) -> None:
+        error, kl, norm = figures.error, figures.kl, figures.norm
         what = (
             "the loss of the data"
             if not math.isfinite(error)
@@ -242,10 +243,11 @@ class Trainer:
             else "the gradient"
         )
         raise UserError(
-            f"step {self.step + 1}: {what} is not finite (loss {error:.4g}, kl {kl:.4g}, gradient "
-            f"norm {norm:.4g}). The learning rate is probably too high, or a scale too small: try "
-            f"train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a larger prior scale. "
-            f"The step was not taken; what was saved in {self.run.path} is as it was"
+            f"step {self.seen + figures.steps}: {what} is not finite (loss {error:.4g}, kl "
+            f"{kl:.4g}, gradient norm {norm:.4g}). The learning rate is probably too high, or a "
+            f"scale too small: try train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a "
+            f"larger prior scale. The step was not taken; what was saved in {self.run.path} is as "
+            "it was"
         )
 
     @contextmanager
@@ -275,6 +277,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of this very moment."""
+        self._look()
         write_checkpoint(self.run.checkpoints, self.step, self._checkpoint())
         self._saved_at = time.monotonic()
 
@@ -283,10 +286,7 @@ class Trainer:
         carried: dict[str, Tensor] = {"rng.cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             carried["rng.cuda"] = torch.cuda.get_rng_state()
-        if isinstance(self.state, Tensor):
-            carried["state"] = self.state
-        elif self.state is not None:
-            carried |= {f"state.{i}": tensor for i, tensor in enumerate(self.state)}
+        carried |= {f"state.{i}": tensor for i, tensor in enumerate(as_tensors(self.state))}
         facts = {
             "step": self.step,
             "epoch": self.epoch,
@@ -320,11 +320,10 @@ class Trainer:
         torch.set_rng_state(carried["rng.cpu"])
         if "rng.cuda" in carried and torch.cuda.is_available():
             torch.cuda.set_rng_state(carried["rng.cuda"])
-        if "state" in carried:
-            self.state = carried["state"].to(device)
-        elif "state.0" in carried:
-            self.state = (carried["state.0"].to(device), carried["state.1"].to(device))
+        names = [f"state.{i}" for i in range(2) if f"state.{i}" in carried]
+        self.state = as_state([carried[name].to(device) for name in names])
         self.step, self.epoch = facts["step"], facts["epoch"]
+        self.seen = self.step
         self.task.batches.position = facts["position"]
         self.objective.load_state_dict(facts["objective"])
         self.window = Window(**facts["window"])
@@ -339,18 +338,6 @@ class Trainer:
             f"{self.total} steps, {batches.targets:,} targets an epoch "
             f"({batches.left_over} left over, {batches.dropped} dropped)"
         )
-
-
-def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
-    """The torch.optim class that `settings` names, over all that is learnt."""
-    cls = getattr(torch.optim, settings.optimizer)
-    try:
-        optimizer: torch.optim.Optimizer = cls(
-            model.parameters(), lr=settings.lr, **settings.options
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
-    return optimizer
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -36,6 +37,9 @@ class TrainSettings:
     stays for `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the
     norm of all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer`
     is a class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit.
+    `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
+    it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
+    step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
     After each epoch the validation text is read as `valid_streams` streams (1: exact, contiguous).
     """
 
@@ -54,6 +58,8 @@ class TrainSettings:
     draws: int = 1
     valid_streams: int = 1
     device: str = "auto"
+    precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
+    engine: Literal["auto", "eager"] = "auto"
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -64,6 +70,10 @@ class TrainSettings:
         def positive(key: str) -> tuple[bool, str, str]:
             value = getattr(self, key)
             return 0 < value < math.inf, key, f"must be a finite number above 0, got {value}"
+
+        def one_of(key: str, *words: str) -> tuple[bool, str, str]:
+            value = getattr(self, key)
+            return value in words, key, f"must be one of {', '.join(words)}, got {value!r}"
 
         known = self.optimizer in optimizers()
         allowed = (
@@ -98,6 +108,8 @@ class TrainSettings:
                 )
                 for key in (self.options if known else ())
             ),
+            one_of("precision", "tf32", "float32", "bfloat16"),
+            one_of("engine", "auto", "eager"),
             (
                 self.device in ("auto", "cpu") or self.device.split(":")[0] == "cuda",
                 "device",

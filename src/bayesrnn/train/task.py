@@ -22,6 +22,9 @@ class Task(Protocol):
     def batches(self) -> StreamLoader: ...
 
     @property
+    def device(self) -> torch.device: ...
+
+    @property
     def digest(self) -> str: ...
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]: ...
@@ -54,11 +57,15 @@ class LanguageTask:
         return StreamLoader(self.corpus.ids[split], streams, unroll, device=self.device, name=split)
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
-        """Each stream's summed loss, and the state to carry on (cut off from its history)."""
-        logits, state = model(batch.x, state)
-        return token_losses(logits, batch.y).sum(dim=0), detach(state)
+        return language_nll(model, batch, state)
 
     def validate(self, model: Bayesian) -> dict[str, float]:
         """By the posterior mean."""
         result = evaluate_text(model, self._valid)
         return {"valid_nll": result.nll, "valid_perplexity": result.perplexity}
+
+
+def language_nll(model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
+    """Each stream's summed loss, and the state to carry on (cut off from its history)."""
+    logits, state = model(batch.x, state)
+    return token_losses(logits, batch.y).sum(dim=0), detach(state)

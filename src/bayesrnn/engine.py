@@ -1,0 +1,122 @@
+"""Making the GPU do nothing but work: kernels compiled from plain functions, and whole steps
+recorded once and replayed.
+
+Nothing here knows any maths. A function that is compiled or replayed is the one that runs as it is
+on a CPU.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WARM_UP = 3
+"""Calls that run as they are before the recording: libraries choose their kernels meanwhile."""
+
+
+@functools.cache
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with its operations fused into few kernels, anew for every shape it meets."""
+    fused = torch.compile(function, dynamic=False)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # torch's own limits are meant for accidents; a network has as many shapes as it has
+        with torch._dynamo.config.patch(recompile_limit=512, accumulated_recompile_limit=4096):
+            return fused(*args, **kwargs)
+
+    return call
+
+
+class Replay:
+    """A function of tensors that launches its work on a GPU, recorded and replayed as one graph.
+
+    The first calls run as they are, then one is recorded; from there on inputs are copied into the
+    memory it was recorded with and the graph is launched. Calls of another shape run as they are.
+    What is returned is overwritten by the next call. The function must not look at a tensor's
+    value; one that does, or that cannot be recorded for another reason, runs as it is for good, and
+    `refused` says why. On a CPU everything runs as it is.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
+        self._function = function
+        self._inputs: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._shapes: list[torch.Size] | None = None
+        self._warm = 0
+        self.refused: str | None = None if device.type == "cuda" else "there is no GPU"
+        # Of high priority: what runs beside it fills the gaps and never holds it up.
+        self._stream = torch.cuda.Stream(device, priority=-1) if self.refused is None else None
+
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        stream = self._stream
+        if stream is None or self.refused is not None:
+            return self._function(*inputs)
+        shapes = [x.shape for x in inputs]
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            return self._run(stream, inputs)
+        if self._graph is None:
+            if self._warm < WARM_UP:
+                self._warm += 1
+                return self._run(stream, inputs)
+            self._record(stream, inputs)
+            if self._graph is None:
+                return self._function(*inputs)
+        for mine, given in zip(self._inputs, inputs, strict=True):
+            if mine is not given:
+                mine.copy_(given)
+        self._graph.replay()
+        return self._outputs
+
+    def _run(self, stream: torch.cuda.Stream, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """As it is, on the stream of the recording."""
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
+            outputs = self._function(*inputs)
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+        return outputs
+
+    def _record(self, stream: torch.cuda.Stream, inputs: Sequence[Tensor]) -> None:
+        torch.cuda.synchronize(stream.device)
+        self._inputs = [x.clone() for x in inputs]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                self._outputs = self._function(*self._inputs)
+        except RuntimeError as error:
+            self.refused = str(error).strip().splitlines()[0]
+            torch.cuda.synchronize(stream.device)
+            return
+        self._graph = graph
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Let a GPU take products of float32 numbers in TF32 (all but "float32" do), for a while."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    exact = precision == "float32"
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    torch.backends.cudnn.allow_tf32 = not exact
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def second_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Of low priority, for work that nothing waits for."""
+    return torch.cuda.Stream(device, priority=0) if device.type == "cuda" else None

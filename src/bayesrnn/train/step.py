@@ -1,0 +1,229 @@
+"""One training step as the device sees it: draw, forward, free energy, backward, clip, update.
+
+Nothing in it waits for a GPU: figures add up there and are read once in a while. So a step is
+recorded once and replayed as one graph; on a CPU, and where that is not possible, the same step
+runs as it is.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes.bayesian import in_process_group
+from bayesrnn.data.batching import Batch
+from bayesrnn.engine import Replay, compiled, second_stream
+from bayesrnn.errors import UserError
+from bayesrnn.models.language import State, as_state, as_tensors
+from bayesrnn.objective import FreeEnergy
+from bayesrnn.train.settings import TrainSettings
+
+DTYPES: Mapping[str, torch.dtype | None] = {
+    "float32": None,
+    "tf32": None,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class Figures(NamedTuple):
+    """What the device has noted: since the last reading, and of the last step."""
+
+    total_error: float
+    steps: int
+    error: float
+    kl: float
+    norm: float
+    failed: bool
+    """The figures of the last step are not finite: it was not taken, nor any after it."""
+
+
+class Update:
+    """Clip all gradients together and take the optimiser's step, unless a figure is not finite.
+
+    `recordable` is whether it does so without asking the host: plain SGD, whose clipping is a
+    smaller rate, and optimisers with a fused form, which take the scale of the gradients and
+    whether to skip as tensors.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, clip: float, device: torch.device) -> None:
+        self.optimizer = optimizer
+        self.clip = clip or math.inf
+        self.figures = torch.zeros(len(Figures._fields), dtype=torch.float64, device=device)
+        self.rate = torch.zeros((), device=device)
+        options = optimizer.defaults
+        self._plain = isinstance(optimizer, torch.optim.SGD) and not any(
+            options[key] for key in ("momentum", "weight_decay", "maximize")
+        )
+        fused = bool(options.get("fused"))
+        self.recordable = device.type == "cuda" and (self._plain or fused)
+        if self.recordable and not self._plain:
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate
+                if "capturable" in group:
+                    group["capturable"] = True
+
+    def set_rate(self, lr: float) -> None:
+        self.rate.fill_(lr)
+        for group in self.optimizer.param_groups:
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = lr
+
+    def __call__(self, error: Tensor, kl: Tensor) -> None:
+        """Note the step's figures and, if all are finite, take it."""
+        pairs = [
+            (p, p.grad)
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        norm = torch.nn.utils.get_total_norm([g for _, g in pairs])
+        note = compiled(_note) if self.recordable else _note
+        factor, fine = note(self.figures, error, kl, norm, self.clip)
+        if self.recordable and self._plain:
+            compiled(_descend)(
+                [p.data for p, _ in pairs], [g for _, g in pairs], self.rate * factor, fine
+            )
+        elif self.recordable:
+            self.optimizer.grad_scale = factor.reciprocal()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif fine:
+            if math.isfinite(self.clip):
+                torch._foreach_mul_([g for _, g in pairs], factor)
+            self.optimizer.step()
+
+    def read(self) -> Figures:
+        """The figures so far; this waits for the device."""
+        values = Figures(*self.figures.tolist())
+        self.figures[:2].zero_()
+        return values._replace(steps=int(values.steps), failed=bool(values.failed))
+
+
+def _note(
+    figures: Tensor, error: Tensor, kl: Tensor, norm: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Add a step to the figures (a `Figures` as one vector); nothing is noted after one that
+    failed. Returns what the gradients are to be multiplied with, and whether all is finite."""
+    total, steps, _, _, _, failed = figures.unbind()
+    error, kl = error.double(), kl.double()
+    fine = error.isfinite() & kl.isfinite() & norm.isfinite()
+    new = torch.stack([total + error, steps + 1, error, kl, norm.double(), (~fine).double()])
+    fine = fine & (failed == 0)
+    figures.copy_(torch.where(failed == 0, new, figures))
+    return (clip / (norm + 1e-6)).clamp(max=1.0), fine
+
+
+def _descend(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: Tensor, fine: Tensor
+) -> None:
+    """theta - rate * gradient, where the step is fine."""
+    for p, g in zip(parameters, gradients, strict=True):
+        p.copy_(torch.where(fine, p - rate * g, p))
+
+
+class Step:
+    """A step of one model on one task. `run` is the step; calling it may replay a recording."""
+
+    def __init__(
+        self,
+        model: Bayesian,
+        nll: Callable[[Bayesian, Batch, State | None], tuple[Tensor, State]],
+        objective: FreeEnergy,
+        update: Update,
+        settings: TrainSettings,
+        say: Callable[[str], None],
+    ) -> None:
+        self.model, self.nll, self.objective, self.update = model, nll, objective, update
+        self.draws = settings.draws
+        self.dtype = DTYPES[settings.precision]
+        self._say = say
+        self._replay: Replay | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._zeros: tuple[Tensor, ...] = ()  # the state an epoch starts from
+        device = update.rate.device
+        if device.type != "cuda":
+            return
+        obstacle = self._obstacle(settings)
+        if obstacle is None:
+            # With several draws gradients add up, for which they would have to be waited for.
+            self._stream = second_stream(device) if self.draws == 1 else None
+            self._replay = Replay(self._function, device)
+        else:
+            say(f"every step runs kernel by kernel, not as one graph: {obstacle}")
+
+    def _obstacle(self, settings: TrainSettings) -> str | None:
+        if settings.engine == "eager":
+            return 'train.engine is "eager"'
+        if not self.update.recordable:
+            return f"torch.optim.{settings.optimizer} has no fused form"
+        if self.model.per_sequence:
+            return "the Fisher estimate takes the gradient of one sequence at a time"
+        if in_process_group():
+            return "several processes train together"
+        return None
+
+    def __call__(self, batch: Batch, state: State | None) -> State:
+        """Take a step from the carried state (None: zeros); the state to carry on."""
+        if self._replay is None:
+            return self.run(batch, state)
+        if state is None and not self._zeros:
+            found = self.run(batch, None)
+            self._zeros = tuple(torch.zeros_like(s) for s in as_tensors(found))
+            return found
+        self._batch = batch
+        seen, known = self._replay.recorded, self._replay.refused
+        after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
+        if self._replay.recorded and not seen:
+            self._say("recorded a step; from here on it is replayed as one graph")
+        if self._replay.refused and not known:
+            self._say(f"every step runs kernel by kernel: {self._replay.refused}")
+        carried = as_state(after)
+        assert carried is not None
+        return carried
+
+    def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
+
+    def run(self, batch: Batch, state: State | None) -> State:
+        """The step itself."""
+        fast = self._replay is not None
+        tuned = self.model.tuned(self.dtype, fast, self._stream)
+        for group in self.update.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+        def mean_loss() -> Tensor:
+            return self.nll(self.model, batch, state)[0].sum() / batch.streams
+
+        total: Tensor | float = 0.0
+        with tuned if fast or self.dtype is not None else nullcontext():
+            for _ in range(self.draws):  # each from the same state; the last one's is carried on
+                self.model.resample(nll=mean_loss)
+                losses, after = self.nll(self.model, batch, state)
+                loss = self.objective.loss(self.model, losses, batch, self.draws)
+                loss.backward()
+                total = total + loss.error.detach() / self.draws
+            self.model.join()
+        assert isinstance(total, Tensor)
+        self.update(total, loss.complexity.detach() / loss.share)
+        return after
+
+
+def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
+    """The torch.optim class that `settings` names, over all that is learnt."""
+    cls = getattr(torch.optim, settings.optimizer)
+    options = dict(settings.options)
+    on_gpu = all(p.device.type == "cuda" for p in model.parameters())
+    if on_gpu and "fused" in inspect.signature(cls).parameters:
+        options = {"fused": True, **options}
+    try:
+        optimizer: torch.optim.Optimizer = cls(model.parameters(), lr=settings.lr, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
+    return optimizer
