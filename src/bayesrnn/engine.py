@@ -44,8 +44,14 @@ class Replay:
     `refused` says why. On a CPU everything runs as it is.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> None:
         self._function = function
+        self._generator = generator  # that the function draws from, if not torch's own
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -93,6 +99,8 @@ class Replay:
         torch.cuda.synchronize(stream.device)
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
+        if self._generator is not None:
+            graph.register_generator_state(self._generator)
         try:
             with torch.cuda.graph(graph, stream=stream):
                 self._outputs = self._function(*self._inputs)

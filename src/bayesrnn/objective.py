@@ -187,10 +187,16 @@ class FreeEnergy:
         self._seen = seen
 
     def loss(
-        self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
+        self,
+        model: Bayesian | DistributedDataParallel,
+        nll: Tensor,
+        batch: object,
+        draws: int = 1,
+        divergence: Tensor | None = None,
     ) -> Loss:
         """The same without counting the batch: all of it happens on the device, so that it can be
-        recorded once and replayed (`count` cannot)."""
+        recorded once and replayed (`count` cannot). `divergence` is `model.kl()` of this draw, if
+        that was already asked for."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
         if not isinstance(inner, Bayesian):
@@ -206,7 +212,7 @@ class FreeEnergy:
                 total.to(nll.device) for total in (self._error, self._complexity)
             )
         with inner.beside():
-            complexity = share * inner.kl(self.kl)
+            complexity = share * (inner.kl(self.kl) if divergence is None else divergence)
             self._complexity.add_(complexity.detach().double() / draws)
         losses = nll.reshape(-1)
         loss = Loss(nll.sum(), complexity, share, streams, draws, inner, losses, inner.charges())

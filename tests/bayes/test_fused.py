@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
 from bayesrnn.bayes import block as block_module
-from bayesrnn.bayes.layout import Layout, Weight
+from bayesrnn.bayes.layout import ALIGNMENT, Layout, Weight
 from bayesrnn.bayes.posterior import NOISE_PIECE, fill_normal
 
 PRIORS = {
@@ -104,7 +104,9 @@ def test_a_draw_used_twice_in_one_loss_is_charged_its_kl_once() -> None:
 def test_pieces_are_whole_rows_that_make_up_the_weight() -> None:
     shapes = {"a": (10, 3), "b": (7,), "c": (2, 3, 4), "d": ()}
     layout = Layout([Weight(name, torch.Size(shape), None) for name, shape in shapes.items()])
-    flat = torch.randn(sum(-(-torch.Size(s).numel() // 32) * 32 for s in shapes.values()))
+    flat = torch.randn(
+        sum(-(-torch.Size(s).numel() // ALIGNMENT) * ALIGNMENT for s in shapes.values())
+    )
     named = layout.split(flat)
     for limit in (1, 6, 100, None):
         rebuilt: dict[str, list[Tensor]] = {name: [] for name in shapes}

@@ -192,3 +192,15 @@ def test_a_frame_holds_each_gate_in_a_corner() -> None:
     assert torch.equal(outer[[0, 1, 2, 4, 5, 6], :3], weight)
     assert outer[[3, 7]].sum() == 0
     assert outer[:, 3].sum() == 0
+
+
+def test_a_frozen_bias_is_cast_with_the_rest_and_comes_back() -> None:
+    model = br.bayesianize(Net("lstm", freeze=True), br.Gaussian(0.05))
+    bias = model.module.rnn.bias_hh_l0
+    x = torch.arange(6).view(3, 2)
+    for dtype in (torch.bfloat16, None, torch.bfloat16):
+        with model.tuned(dtype):
+            assert model(x)[0].dtype == (dtype or torch.float32)
+        assert model.module.rnn.bias_hh_l0 is bias
+        assert model.module.rnn._flat_weights[3] is bias
+        assert not model.module.rnn._weights_have_changed()

@@ -1,5 +1,6 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.block import Block, Charge, Hyper, beside
 from bayesrnn.bayes.kl import Estimator
-from bayesrnn.bayes.placement import place
+from bayesrnn.bayes.placement import Placement, place
 
 
 class Bayesian(nn.Module):
@@ -34,6 +35,7 @@ class Bayesian(nn.Module):
         self.priors = nn.ModuleList(priors)
         self._slots = {name: tuple(places) for name, places in slots.items()}
         self._owners = {block: self._one_owner(block) for block in blocks}
+        self._placements: dict[tuple[Block, torch.dtype, bool], Placement | None] = {}
         self._aligned = False  # weights may lie in frames larger than they are
         self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
         self._mode: Literal["auto", "mean", "sample"] = "auto"
@@ -164,6 +166,13 @@ class Bayesian(nn.Module):
                 block.parameters_by_name, block.noise, gradient, generator
             )
         self._keep = True
+
+    def renew(self, generator: torch.Generator | None = None) -> None:
+        """Draw for the next forward in the memory of the last draw, which nothing may need any
+        more. Unlike `resample` it can be part of a recorded step, for the one after it."""
+        for block in self.each_block():
+            block.resample(generator, reuse=True)
+        self._keep = self._drawn = True
 
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
@@ -322,12 +331,23 @@ class Bayesian(nn.Module):
     def _place_weights(self) -> None:
         """Choose where each block's draws lie: in cuDNN's order on a GPU, aligned where `tuned`."""
         for block in self.each_block():
-            owner, old = self._owners[block], block.placement
+            owner = self._owners[block]
             if owner is None or not (self._aligned or block.mean().device.type == "cuda"):
                 block.placement = None
-            elif old is None or any(p.requires_grad for p in old.frozen.values()):
-                dtype = block.mean().dtype if block.dtype is None else block.dtype
-                block.placement = place(*owner, block.layout.weights, dtype, self._aligned)
+                continue
+            dtype = block.mean().dtype if block.dtype is None else block.dtype
+            key = (block, dtype, self._aligned)
+            old = self._placements.get(key)
+            if key not in self._placements or (
+                old is not None and any(p.requires_grad for p in old.frozen.values())
+            ):
+                old = place(*owner, block.layout.weights, dtype, self._aligned)
+                self._placements[key] = old
+            block.placement = old
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: all but the placements, which hold on to the module they were made for."""
+        return {**self.__dict__, "_placements": {}}
 
     def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
         """The layer all weights of a block belong to, and its path; None where one is tied."""
@@ -371,11 +391,14 @@ class Bayesian(nn.Module):
 
 
 def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
-    """Set a parameter to a plain tensor, or back. A recurrent layer keeps a second list of its
-    weights, which has to follow; done by hand, so that torch neither packs nor moves them."""
+    """Set a parameter to a plain tensor, or back. A recurrent layer keeps two more lists of its
+    weights, which have to follow; done by hand, so that torch neither packs nor moves them."""
     owner._parameters[local] = tensor  # type: ignore[assignment]
     if isinstance(owner, nn.RNNBase):
-        owner._flat_weights[owner._flat_weights_names.index(local)] = tensor
+        index = owner._flat_weights_names.index(local)
+        owner._flat_weights[index] = tensor
+        reference = None if tensor is None else weakref.ref(tensor)
+        owner._flat_weight_refs[index] = reference  # type: ignore[call-overload]
 
 
 def in_process_group() -> bool:

@@ -261,10 +261,12 @@ class Block(nn.Module):
 
     # --- the draw ------------------------------------------------------------------------------
 
-    def resample(self, generator: torch.Generator | None) -> None:
+    def resample(self, generator: torch.Generator | None, reuse: bool = False) -> None:
+        """Draw noise; `reuse` the memory of the last where nothing needs that any more."""
         self.summary = None
+        old = self.noise if reuse else None
         with torch.inference_mode(False), torch.no_grad():
-            self.noise = self.posterior.noise(self.parameters_by_name, generator)
+            self.noise = self.posterior.noise(self.parameters_by_name, generator, old)
 
     def draw(self, prior: Prior | None = None) -> dict[str, Tensor]:
         """theta of the present noise, rebuilt from it (so an update in between is seen).
@@ -470,7 +472,7 @@ class Block(nn.Module):
         if self.placement is None:
             flat = torch.empty_like(loc, dtype=self._dtype(), requires_grad=False)
             return tuple(self.layout.split(flat).values()), self.layout.cut(flat, self._limit(loc))
-        outers = self.placement.outers(loc, self._dtype())
+        outers = self.placement.outers(loc, self._dtype(), self.compiled)
         outs = [self.placement.corner(outers[w.name], w.name, w.shape) for w in self.layout.weights]
         return tuple(outers[name] for name in self._placed_names()), outs
 

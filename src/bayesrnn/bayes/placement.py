@@ -66,11 +66,17 @@ class Placement:
         self.frames = {frame.name: frame for frame in frames}
         self.frozen = dict(frozen)
         self.serve = serve
+        self._buffer: Tensor | None = None
 
-    def outers(self, like: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """New frames, filled with zeros and what is frozen."""
+    def outers(self, like: Tensor, dtype: torch.dtype, reuse: bool = False) -> dict[str, Tensor]:
+        """Frames, filled with zeros and what is frozen; `reuse` the last ones where nothing needs
+        those any more (what is around the weights is zero still)."""
         sizes = [math.prod(frame.outer) for frame in self.frames.values()]
-        buffer = torch.zeros(sum(sizes), dtype=dtype, device=like.device)
+        buffer = self._buffer if reuse else None
+        if buffer is None or buffer.device != like.device or buffer.dtype != dtype:
+            buffer = torch.zeros(sum(sizes), dtype=dtype, device=like.device)
+        if reuse:
+            self._buffer = buffer
         outers = {
             frame.name: part.view(frame.outer)
             for frame, part in zip(self.frames.values(), buffer.split(sizes), strict=True)
