@@ -44,14 +44,8 @@ class Replay:
     `refused` says why. On a CPU everything runs as it is.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., tuple[Tensor, ...]],
-        device: torch.device,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         self._function = function
-        self._generator = generator  # that the function draws from, if not torch's own
         self._inputs: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -73,11 +67,11 @@ class Replay:
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
-            return self._run(stream, inputs)
+            return self.as_it_is(*inputs)
         if self._graph is None:
             if self._warm < WARM_UP:
                 self._warm += 1
-                return self._run(stream, inputs)
+                return self.as_it_is(*inputs)
             self._record(stream, inputs)
             if self._graph is None:
                 return self._function(*inputs)
@@ -87,8 +81,11 @@ class Replay:
         self._graph.replay()
         return self._outputs
 
-    def _run(self, stream: torch.cuda.Stream, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """As it is, on the stream of the recording."""
+    def as_it_is(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run without a recording, but on its stream: what autograd keeps belongs to a stream."""
+        stream = self._stream
+        if stream is None:
+            return self._function(*inputs)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             outputs = self._function(*inputs)
@@ -99,8 +96,6 @@ class Replay:
         torch.cuda.synchronize(stream.device)
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
-        if self._generator is not None:
-            graph.register_generator_state(self._generator)
         try:
             with torch.cuda.graph(graph, stream=stream):
                 self._outputs = self._function(*self._inputs)

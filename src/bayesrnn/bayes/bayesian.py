@@ -167,13 +167,6 @@ class Bayesian(nn.Module):
             )
         self._keep = True
 
-    def renew(self, generator: torch.Generator | None = None) -> None:
-        """Draw for the next forward in the memory of the last draw, which nothing may need any
-        more. Unlike `resample` it can be part of a recorded step, for the one after it."""
-        for block in self.each_block():
-            block.resample(generator, reuse=True)
-        self._keep = self._drawn = True
-
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
 
@@ -397,8 +390,8 @@ def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
     if isinstance(owner, nn.RNNBase):
         index = owner._flat_weights_names.index(local)
         owner._flat_weights[index] = tensor
-        reference = None if tensor is None else weakref.ref(tensor)
-        owner._flat_weight_refs[index] = reference  # type: ignore[call-overload]
+        references: list[Any] = owner._flat_weight_refs
+        references[index] = None if tensor is None else weakref.ref(tensor)
 
 
 def in_process_group() -> bool:

@@ -261,12 +261,10 @@ class Block(nn.Module):
 
     # --- the draw ------------------------------------------------------------------------------
 
-    def resample(self, generator: torch.Generator | None, reuse: bool = False) -> None:
-        """Draw noise; `reuse` the memory of the last where nothing needs that any more."""
+    def resample(self, generator: torch.Generator | None) -> None:
         self.summary = None
-        old = self.noise if reuse else None
         with torch.inference_mode(False), torch.no_grad():
-            self.noise = self.posterior.noise(self.parameters_by_name, generator, old)
+            self.noise = self.posterior.noise(self.parameters_by_name, generator)
 
     def draw(self, prior: Prior | None = None) -> dict[str, Tensor]:
         """theta of the present noise, rebuilt from it (so an update in between is seen).

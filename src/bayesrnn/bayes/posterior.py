@@ -76,11 +76,8 @@ class Posterior(ABC):
         """The learnt tensors, by name, for weights that start at `loc`."""
 
     @abstractmethod
-    def noise(
-        self, parameters: Tensors, generator: torch.Generator | None, old: Tensors | None = None
-    ) -> dict[str, Tensor]:
-        """What is random in one draw; what a block holds between forwards. In the memory of `old`
-        noise, where given."""
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """What is random in one draw; what a block holds between forwards."""
 
     @abstractmethod
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
@@ -137,9 +134,7 @@ class Delta(Posterior):
     def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         return {"loc": loc}
 
-    def noise(
-        self, parameters: Tensors, generator: torch.Generator | None, old: Tensors | None = None
-    ) -> dict[str, Tensor]:
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
         return {}
 
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
@@ -229,10 +224,8 @@ class Gaussian(Posterior):
             return {"loc": loc, "rho": torch.full_like(loc, low)}
         return {"loc": loc, "rho": torch.empty_like(loc).uniform_(low, high, generator=generator)}
 
-    def noise(
-        self, parameters: Tensors, generator: torch.Generator | None, old: Tensors | None = None
-    ) -> dict[str, Tensor]:
-        eps = old["eps"] if old else torch.empty_like(parameters["loc"], requires_grad=False)
+    def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        eps = torch.empty_like(parameters["loc"], requires_grad=False)
         return {"eps": fill_normal(eps, generator)}
 
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:

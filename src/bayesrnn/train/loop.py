@@ -118,8 +118,6 @@ class Trainer:
         self._say_start(checkpoint is not None)
         update = Update(optimizer, self.settings.clip, task.batches.device)
         self.take = Step(model, task.nll, self.objective, update, self.settings, self.reporter.say)
-        if checkpoint and "rng.noise" in checkpoint.tensors["carried.safetensors"]:
-            self.take.set_noise_state(checkpoint.tensors["carried.safetensors"]["rng.noise"])
         self.metrics = MetricsLog(run, kept)
 
     # --- the loop ------------------------------------------------------------------------------
@@ -288,9 +286,6 @@ class Trainer:
         carried: dict[str, Tensor] = {"rng.cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             carried["rng.cuda"] = torch.cuda.get_rng_state()
-        noise_state = self.take.noise_state()
-        if noise_state is not None:
-            carried["rng.noise"] = noise_state
         carried |= {f"state.{i}": tensor for i, tensor in enumerate(as_tensors(self.state))}
         facts = {
             "step": self.step,

@@ -146,19 +146,14 @@ class Step:
         self._replay: Replay | None = None
         self._stream: torch.cuda.Stream | None = None
         self._zeros: tuple[Tensor, ...] = ()  # the state an epoch starts from
-        self._ahead = False  # the noise of the next step is there already
-        self._pending: Tensor | None = None  # the generator's state before that noise
-        self.generator: torch.Generator | None = None  # of noise, apart from torch's own
         device = update.rate.device
         if device.type != "cuda":
             return
-        if not in_process_group():
-            self.generator = torch.Generator(device).manual_seed(~torch.initial_seed() % 2**63)
         obstacle = self._obstacle(settings)
         if obstacle is None:
             # With several draws gradients add up, for which they would have to be waited for.
             self._stream = second_stream(device) if self.draws == 1 else None
-            self._replay = Replay(self._function, device, self.generator)
+            self._replay = Replay(self._function, device)
         else:
             say(f"every step runs kernel by kernel, not as one graph: {obstacle}")
 
@@ -177,18 +172,13 @@ class Step:
         """Take a step from the carried state (None: zeros); the state to carry on."""
         if self._replay is None:
             return self.run(batch, state)
-        if self._looks_ahead():
-            if not self._ahead:
-                self.model.resample(generator=self.generator)
-                self._ahead = True
-            self._pending = self.noise_state(now=True)
-        if state is None and not self._zeros:
-            found = self.run(batch, None)
-            self._zeros = tuple(torch.zeros_like(s) for s in as_tensors(found))
-            return found
         self._batch = batch
         seen, known = self._replay.recorded, self._replay.refused
-        after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
+        if state is None and not self._zeros:
+            after = self._replay.as_it_is(batch.x, batch.y)
+            self._zeros = tuple(torch.zeros_like(s) for s in after)
+        else:
+            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
         if self._replay.recorded and not seen:
             self._say("recorded a step; from here on it is replayed as one graph")
         if self._replay.refused and not known:
@@ -214,20 +204,15 @@ class Step:
         total: Tensor | float = 0.0
         with tuned if fast or self.dtype is not None else nullcontext():
             for _ in range(self.draws):  # each from the same state; the last one's is carried on
-                if not self._ahead:
-                    self.model.resample(nll=mean_loss, generator=self.generator)
+                self.model.resample(nll=mean_loss)
                 divergence = self._early_kl()
                 losses, after = self.nll(self.model, batch, state)
                 loss = self.objective.loss(self.model, losses, batch, self.draws, divergence)
                 loss.backward()
                 total = total + loss.error.detach() / self.draws
             self.model.join()
-            assert isinstance(total, Tensor)
-            if self._ahead:
-                with self.model.beside():
-                    self.model.renew(self.generator)
-            self.update(total, loss.complexity.detach() / loss.share)
-            self.model.join()
+        assert isinstance(total, Tensor)
+        self.update(total, loss.complexity.detach() / loss.share)
         return after
 
     def _early_kl(self) -> Tensor | None:
@@ -237,23 +222,6 @@ class Step:
             return None
         with self.model.beside():
             return self.model.kl(self.objective.kl)
-
-    def _looks_ahead(self) -> bool:
-        """Whether a step draws the noise of the next one, beside its own update."""
-        looks = any(block.posterior.looks_at_data for block in self.model.each_block())
-        return self._stream is not None and self.generator is not None and not looks
-
-    def noise_state(self, now: bool = False) -> Tensor | None:
-        """The state from which the noise of the next step is drawn: where it has been drawn, the
-        one before that. `now`: the generator's, as it is."""
-        if self.generator is None:
-            return None
-        return self._pending if self._ahead and not now else self.generator.get_state()
-
-    def set_noise_state(self, state: Tensor) -> None:
-        if self.generator is not None:
-            self.generator.set_state(state)
-            self._ahead = False
 
 
 def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
