@@ -215,5 +215,5 @@ def test_a_run_in_bfloat16_learns_about_the_same_and_keeps_float32(tmp_path: Pat
         found[precision] = last["valid_nll"]
     assert found["bfloat16"] != found["float32"]
     assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.02)
-    model = br.load(tmp_path / "bfloat16" / "model")
+    model = br.load(tmp_path / "bfloat16")
     assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -16,6 +16,7 @@ from bayesrnn.bayes import (
     Posterior,
     Prior,
     ScaleMixture,
+    Sharpened,
     Uniform,
     bayesianize,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Evaluation",
     "FreeEnergy",
     "Gaussian",
+    "Sharpened",
     "Invalid",
     "LanguageModel",
     "Laplace",

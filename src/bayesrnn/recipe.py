@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bayesrnn.bayes import Delta, Gaussian, Laplace, Normal, Posterior, Prior, ScaleMixture, Uniform
+from bayesrnn.bayes import (
+    Delta,
+    Gaussian,
+    Laplace,
+    Normal,
+    Posterior,
+    Prior,
+    ScaleMixture,
+    Sharpened,
+    Uniform,
+)
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
 from bayesrnn.data.text import TextData
 from bayesrnn.errors import Invalid, UserError, require
@@ -25,7 +35,7 @@ from bayesrnn.train.settings import TrainSettings
 T = TypeVar("T")
 Problems = list[tuple[str, str]]
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
 

@@ -1,5 +1,6 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -124,20 +125,23 @@ class Bayesian(nn.Module):
         self,
         nll: Callable[[], Tensor] | None = None,
         generator: torch.Generator | None = None,
+        around: Literal["draw", "mean"] = "draw",
     ) -> None:
         """Draw now; the next forward (all of them inside `hold`) uses this draw.
 
-        `nll` runs the model on the batch at hand and returns its loss: posteriors that look at the
-        data need it, the others ignore it. `generator` must be on the weights' device; without it
-        the draw comes from torch's own, and differs between the ranks of a process group.
+        `nll` runs the model on the batch at hand and returns its mean loss: posteriors that look at
+        the data (sharpened ones) need it in training, the others ignore it; without it, in eval
+        mode, they give the draw that has not looked. `around` the "mean" is without noise before
+        that look. `generator` must be on the weights' device; without it the draw comes from
+        torch's own, and differs between the ranks of a process group.
         """
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
-        if looking and nll is None:
+        if looking and nll is None and self.training:
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior looks at the data: call "
                 "model.resample(nll=lambda: loss of the batch) before the forward"
             )
-        if looking and self._uses_mean():
+        if looking and nll is not None and self._uses_mean():
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior takes gradients at its draw: call "
                 'resample(nll=...) in train mode or inside model.weights("sample")'
@@ -148,24 +152,47 @@ class Bayesian(nn.Module):
         for block in self.each_block():
             with self._beside_if_late(block):
                 block.resample(generator)
+                if around == "mean" and block.noise:
+                    block.noise["eps"].zero_()
         self._keep = self._drawn = True
-        if not looking or nll is None:
-            return
+        if looking and nll is not None:
+            self._look_at_data(looking, nll, generator)
+
+    def _look_at_data(
+        self,
+        looking: Sequence[Block],
+        nll: Callable[[], Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
+        """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
         with self.hold(), torch.enable_grad():
             self._leaves = {block: block.flat_draw().requires_grad_() for block in looking}
             try:
-                gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
+                found = torch.autograd.grad(nll(), list(self._leaves.values()), allow_unused=True)
             except BaseException:
                 self._keep = self._drawn = False
                 raise
             finally:
                 self._leaves = None
+        self.join()
+        gradients = [
+            torch.zeros_like(block.mean()) if g is None else g.detach()
+            for block, g in zip(looking, found, strict=True)
+        ]
+        bound = min(block.posterior.largest_look for block in looking)
+        if math.isfinite(bound):
+            norm = torch.nn.utils.get_total_norm(gradients)
+            torch._foreach_mul_(gradients, (bound / (norm + 1e-6)).clamp(max=1.0))
         for block, gradient in zip(looking, gradients, strict=True):
             assert block.noise is not None
-            block.noise = block.posterior.refine(
-                block.parameters_by_name, block.noise, gradient, generator
-            )
+            block.noise = block.posterior.refine(block.noise, gradient, generator)
         self._keep = True
+
+    def local_kl(self) -> Tensor | None:
+        """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
+        where no posterior looks."""
+        terms = [b.local_kl() for b in self.each_block() if b.posterior.looks_at_data]
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
 
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
@@ -233,13 +260,14 @@ class Bayesian(nn.Module):
                 block.one_sequence = False
 
     @contextmanager
-    def charged(self, charges: Sequence[Charge], weight: float) -> Iterator[None]:
-        """The KL of those charges, times `weight`, is added to what the backward pass inside gives.
+    def charged(self, charges: Sequence[Charge], weight: float, local: float) -> Iterator[None]:
+        """The KL of those charges, times `weight`, and `local` times what the batch is charged in
+        full, is added to what the backward pass inside gives.
 
         Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
-            block.charge = replace(charge, weight=weight)
+            block.charge = replace(charge, weight=weight, local=local)
         try:
             yield
             with self.beside():
