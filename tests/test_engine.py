@@ -217,3 +217,25 @@ def test_a_run_in_bfloat16_learns_about_the_same_and_keeps_float32(tmp_path: Pat
     assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.02)
     model = br.load(tmp_path / "bfloat16")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_kl_asked_for_before_the_forward_gives_the_same_step() -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(br.LanguageModel(11, 5, 7, 2).double(), br.Gaussian((0.05, 0.3)))
+    x = torch.arange(24).view(6, 4) % 11
+    found = []
+    for early in (True, False):
+        model.zero_grad()
+        torch.manual_seed(3)
+        objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
+        model.resample()
+        kl = None
+        if early:
+            with torch.no_grad():
+                kl = model.kl()
+        loss = objective.loss(model, model(x)[0].square().sum(), [x[:4]], 1, kl)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([loss.error, loss.complexity, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)

@@ -17,6 +17,7 @@ from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import evaluate_text, generate_text
+from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary
 from bayesrnn.train.loop import choose_device
@@ -126,6 +127,12 @@ def evaluate(
     streams: Annotated[
         int, typer.Option(min=1, help="Read the text as this many streams; 1 is exact.")
     ] = 1,
+    sharpened: Annotated[
+        bool,
+        typer.Option(
+            "--sharpened", help="A sharpened model's bound, in cuts of the shape it was trained on."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
     data: Data = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -137,6 +144,9 @@ def evaluate(
 
     bayesrnn evaluate runs/ptb --samples 10 --json
     """
+    if sharpened:
+        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
+        return
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
@@ -226,6 +236,28 @@ def bench(
         row = f"{t.ms:,.1f}", f"{t.words_per_second:,.0f}", f"{t.times_plain:.2f}", peak
         table.add_row(t.case, *row)
     Console().print(table)
+
+
+def _evaluate_sharpened(
+    run: Path, split: str, weights: Weights, seed: int, data: str, device: str, as_json: bool
+) -> None:
+    """`evaluate --sharpened`: phi is the mean, or drawn."""
+    place = choose_device(device, "--device")
+    model, recipe = load(run).to(place), _recipe(run, data)
+    task = LanguageTask(recipe, place, load_vocabulary(run))
+    loader = task.stream(split, recipe.train.streams, recipe.train.unroll)
+    generator = torch.Generator(place).manual_seed(seed)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(f"reading {split}", total=loader.targets)
+        found = evaluate_sharpened(
+            model,
+            loader,
+            "mean" if weights == "mean" else "draw",
+            generator,
+            lambda targets: bar.advance(row, targets),
+        )
+    figures = {"run": str(run), "split": split, **asdict(found)}
+    _show(figures, f"{split} text, sharpened: an upper bound", as_json)
 
 
 def _recipe(run: Path, data: str) -> Recipe:

@@ -43,7 +43,7 @@ class Bayesian(nn.Module):
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
         self._drawn = False  # the last forward (or resample) used a draw
-        self._leaves: dict[Block, Tensor] | None = None  # theta while `resample` takes gradients
+        self._leaves: dict[Block, dict[str, Tensor]] = {}  # theta while gradients are taken at it
 
     # --- drawing -----------------------------------------------------------------------------
 
@@ -165,20 +165,27 @@ class Bayesian(nn.Module):
         generator: torch.Generator | None,
     ) -> None:
         """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
+        leaves: dict[Block, dict[str, Tensor]] = {}
+        for block in looking:
+            with self._beside_if_late(block):
+                leaves[block] = block.leaves()
+        inputs = [leaf for named in leaves.values() for leaf in named.values()]
+        inputs = [leaf for leaf in inputs if leaf.requires_grad]
         with self.hold(), torch.enable_grad():
-            self._leaves = {block: block.flat_draw().requires_grad_() for block in looking}
+            self._leaves = leaves
             try:
-                found = torch.autograd.grad(nll(), list(self._leaves.values()), allow_unused=True)
+                found = iter(torch.autograd.grad(nll(), inputs, allow_unused=True))
             except BaseException:
                 self._keep = self._drawn = False
                 raise
             finally:
-                self._leaves = None
+                self._leaves = {}
         self.join()
-        gradients = [
-            torch.zeros_like(block.mean()) if g is None else g.detach()
-            for block, g in zip(looking, found, strict=True)
-        ]
+        gradients = []
+        for block in looking:
+            own = [next(found) for _ in block.layout.weights]
+            corners = block.corners(own, block.placement)
+            gradients.append(block.joined(block.parameters_by_name, corners).detach())
         bound = min(block.posterior.largest_look for block in looking)
         if math.isfinite(bound):
             norm = torch.nn.utils.get_total_norm(gradients)
@@ -311,15 +318,11 @@ class Bayesian(nn.Module):
             self.resample()
         self._keep = self._holding
         self._drawn = True
-        leaves = self._leaves or {}
+        leaves = self._leaves
         found: dict[Block, dict[str, Tensor]] = {}
         for block in self.each_block():
             with self._beside_if_late(block):
-                found[block] = (
-                    block.lay(leaves[block])
-                    if block in leaves
-                    else block.draw(self.hyper(block).prior)
-                )
+                found[block] = leaves.get(block) or block.draw(self.hyper(block).prior)
         return found
 
     @contextmanager

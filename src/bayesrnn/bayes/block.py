@@ -361,10 +361,14 @@ class Block(nn.Module):
             }
         )
 
-    def flat_draw(self) -> Tensor:
-        """The same, flat and without a graph, in memory of its own."""
+    def leaves(self) -> dict[str, Tensor]:
+        """The draw as tensors that gradients can be taken at, and what is frozen beside them."""
         assert self.noise is not None
-        return self.posterior.draw(self.parameters_by_name, self.noise).detach().clone()
+        drawn = [w.name for w in self.layout.weights]
+        with torch.no_grad():
+            found = self.draw_from(self.parameters_by_name, self.noise, None)
+        named = zip(self._placed_names(), found, strict=True)
+        return {n: t.detach().requires_grad_() if n in drawn else t for n, t in named}
 
     def mean(self) -> Tensor:
         return self.posterior.mean(self.parameters_by_name)

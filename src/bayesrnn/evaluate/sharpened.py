@@ -70,7 +70,9 @@ def evaluate_sharpened(
                 with torch.no_grad():
                     logits, after = model(batch.x, state)
                     nll += token_losses(logits, batch.y).double().sum()
-                    kl += model.local_kl()
+                    paid = model.local_kl()
+                    assert paid is not None
+                    kl += paid
                 state = detach(after)
                 if advance is not None:
                     advance(batch.targets)
