@@ -23,13 +23,16 @@ from bayesrnn.data import Batch, StreamLoader, TextData, Vocabulary, load_text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
     Categorical,
+    DynamicEvaluation,
     Evaluation,
     Prediction,
+    dynamic_evaluate,
     evaluate_text,
     generate,
     generate_text,
     outputs,
     predict,
+    search_rate,
 )
 from bayesrnn.models import LanguageModel, detach
 from bayesrnn.objective import FreeEnergy, Loss
@@ -44,6 +47,7 @@ __all__ = [
     "Bayesian",
     "Categorical",
     "Delta",
+    "DynamicEvaluation",
     "Evaluation",
     "FreeEnergy",
     "Gaussian",
@@ -64,6 +68,7 @@ __all__ = [
     "Vocabulary",
     "bayesianize",
     "detach",
+    "dynamic_evaluate",
     "evaluate_text",
     "generate",
     "generate_text",
@@ -74,5 +79,6 @@ __all__ = [
     "predict",
     "read_recipe",
     "save",
+    "search_rate",
     "train",
 ]
