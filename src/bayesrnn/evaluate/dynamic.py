@@ -194,7 +194,8 @@ def _mean(learner: Learner, loader: StreamLoader, advance: Callable[[int], None]
         elif not nll <= worst:
             raise Diverged(
                 f"dynamic evaluation with the rate {learner.rate:g} diverges: after {count:,} of "
-                f"{loader.targets:,} tokens the loss is {nll:.4g} nats a token, worse than a "
-                f"guess; use a lower rate, {learner.rate / 10:g} say, or search for one"
+                f"{loader.targets:,} tokens the loss is {nll:.4g} nats a token (a uniform guess: "
+                f"{learner.guess:.4g}); use a lower rate, {learner.rate / 10:g} say, or search for "
+                "one"
             )
     return nll
