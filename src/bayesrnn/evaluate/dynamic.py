@@ -146,6 +146,7 @@ class Learner:
             # cuDNN runs backward in train mode alone. A subclass may do more there: left as it is.
             if isinstance(part, nn.RNNBase) and type(part) in CELLS.values():
                 part.train().dropout = 0.0
+                part.flatten_parameters()  # a copy's weights do not lie together
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
