@@ -412,3 +412,29 @@ def test_a_segment_longer_than_the_text_is_one_line(text: Ids) -> None:
         br.dynamic_evaluate(bayesian(), loader(text, segment=80), RATE)
     with pytest.raises(br.UserError, match=r"has 39 steps a stream \(2 in all\)"):
         br.search_rate(bayesian(), loader(text, segment=40, streams=2))
+
+
+# --- where it runs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+def test_where_the_weights_lie_does_not_matter(cell: str, text: Ids) -> None:
+    """`tuned` lays them as a GPU wants them."""
+    model = bayesian(net=network(cell))
+    learner = Learner(model, RATE)
+    with learner.model.tuned():
+        cuts = perplexity.read_through(loader(text), learner)
+        found = torch.cat([cut.flatten().clone() for cut in cuts])
+    torch.testing.assert_close(found, losses(model, text, RATE), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("where", ["all", "some"])
+def test_a_gpu_finds_the_same(where: str, text: Ids) -> None:
+    model = bayesian(where=WHERE[where])
+    expected = br.dynamic_evaluate(model, loader(text), RATE).nll
+    cuts = br.StreamLoader(text, 1, SEGMENT, device="cuda")
+    model.to("cuda")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert br.dynamic_evaluate(model, cuts, RATE).nll == pytest.approx(expected, rel=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
