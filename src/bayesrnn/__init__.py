@@ -24,13 +24,16 @@ from bayesrnn.data import Batch, StreamLoader, TextData, Vocabulary, load_text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
     Categorical,
+    DynamicEvaluation,
     Evaluation,
     Prediction,
+    dynamic_evaluate,
     evaluate_text,
     generate,
     generate_text,
     outputs,
     predict,
+    search_rate,
 )
 from bayesrnn.models import LanguageModel, detach
 from bayesrnn.objective import FreeEnergy, Loss
@@ -45,6 +48,7 @@ __all__ = [
     "Bayesian",
     "Categorical",
     "Delta",
+    "DynamicEvaluation",
     "Evaluation",
     "FreeEnergy",
     "Gaussian",
@@ -66,6 +70,7 @@ __all__ = [
     "Vocabulary",
     "bayesianize",
     "detach",
+    "dynamic_evaluate",
     "evaluate_text",
     "generate",
     "generate_text",
@@ -76,5 +81,6 @@ __all__ = [
     "predict",
     "read_recipe",
     "save",
+    "search_rate",
     "train",
 ]

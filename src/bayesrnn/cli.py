@@ -1,7 +1,9 @@
 """The command line: a table of commands; the work is done elsewhere."""
 
 import json
+import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +18,15 @@ from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
 from bayesrnn.errors import Invalid, UserError
-from bayesrnn.evaluate import evaluate_text, generate_text
+from bayesrnn.evaluate import (
+    Evaluation,
+    RateSearch,
+    dynamic_evaluate,
+    evaluate_text,
+    generate_text,
+    search_rate,
+)
+from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary
@@ -133,6 +143,18 @@ def evaluate(
             "--sharpened", help="A sharpened model's bound, in cuts of the shape it was trained on."
         ),
     ] = False,
+    dynamic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE|search",
+            help="Learn at this rate from each segment once it is scored; search tries several "
+            "rates on the validation text first.",
+        ),
+    ] = None,
+    segment: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps a segment of --dynamic (default: the training's unroll)."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
     data: Data = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -143,26 +165,54 @@ def evaluate(
     bayesrnn evaluate runs/ptb --split test
 
     bayesrnn evaluate runs/ptb --samples 10 --json
+
+    bayesrnn evaluate runs/ptb --dynamic 0.1
     """
     if sharpened:
+        if dynamic is not None or samples is not None:
+            raise typer.BadParameter("--sharpened goes neither with --dynamic nor with --samples")
         _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
         return
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
+    if dynamic is not None and count:
+        raise typer.BadParameter("--dynamic moves the posterior mean; leave out draws")
+    if dynamic is None and segment is not None:
+        raise typer.BadParameter("--segment is of --dynamic; give that too")
+    rate = _rate(dynamic) if dynamic is not None else None
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    loader = LanguageTask(_recipe(run, data), place, load_vocabulary(run)).stream(split, streams)
+    recipe = _recipe(run, data)
+    task = LanguageTask(recipe, place, load_vocabulary(run))
     generator = torch.Generator(place).manual_seed(seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"reading {split}", total=loader.targets * max(count, 1))
-        result = evaluate_text(
-            model, loader, count, generator, lambda targets: bar.advance(task, targets)
-        )
+    search: RateSearch | None = None
+    result: Evaluation
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def reading(what: str, targets: int) -> Callable[[int], None]:
+            line = bar.add_task(what, total=targets)
+            return lambda done: bar.advance(line, done)
+
+        if dynamic is None:
+            loader = task.stream(split, streams)
+            advance = reading(f"reading {split}", loader.targets * max(count, 1))
+            result = evaluate_text(model, loader, count, generator, advance)
+        else:
+            unroll = segment or recipe.train.unroll
+            if rate is None:
+                loader = task.stream("valid", streams, unroll)
+                advance = reading("trying rates on valid", loader.targets * len(RATES))
+                search = search_rate(model, loader, RATES, advance=advance)
+                rate = search.rate
+            loader = task.stream(split, streams, unroll)
+            advance = reading(f"reading {split}", loader.targets)
+            result = dynamic_evaluate(model, loader, rate, advance=advance)
     with model.weights("sample"), torch.no_grad():
         model.resample(generator=generator)
         complexity = model.kl().item() if model.has_description_length else None
-    figures = {
+    figures: dict[str, Any] = {
         "run": str(run),
         "split": split,
         "weights": "sample" if count else "mean",
@@ -170,7 +220,15 @@ def evaluate(
         **asdict(result),
         "complexity_nats": complexity,
     }
+    if search is not None and as_json:
+        figures["search"] = [asdict(trial) for trial in search.tried]
     _show(figures, f"{split} text", as_json)
+    if search is not None and not as_json:
+        tried = Table("rate", "valid perplexity", title="rates tried")
+        for trial in search.tried:
+            found = "diverged" if trial.perplexity is None else _shown(trial.perplexity)
+            tried.add_row(f"{trial.rate:g}", found)
+        Console().print(tried)
 
 
 @app.command()
@@ -260,6 +318,19 @@ def _evaluate_sharpened(
     _show(figures, f"{split} text, sharpened: an upper bound", as_json)
 
 
+def _rate(dynamic: str) -> float | None:
+    """The rate that --dynamic gives; None where it is to be searched for."""
+    if dynamic == "search":
+        return None
+    try:
+        rate = float(dynamic)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise typer.BadParameter(f"--dynamic is a rate, 0 or above, or search; got {dynamic!r}")
+    return rate
+
+
 def _recipe(run: Path, data: str) -> Recipe:
     """A run's recipe, with its text read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
@@ -273,9 +344,11 @@ def _show(figures: dict[str, Any], title: str, as_json: bool) -> None:
         return
     table = Table(title=title, show_header=False)
     for key, value in figures.items():
-        if isinstance(value, float):
-            shown = f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-        else:
-            shown = "-" if value is None else str(value)
-        table.add_row(key.replace("_", " "), shown)
+        table.add_row(key.replace("_", " "), _shown(value))
     Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)

@@ -1,6 +1,13 @@
 """Scores and predictions: by the mean, by draws, and what the draws disagree about."""
 
 from bayesrnn.evaluate import outputs
+from bayesrnn.evaluate.dynamic import (
+    DynamicEvaluation,
+    RateSearch,
+    Trial,
+    dynamic_evaluate,
+    search_rate,
+)
 from bayesrnn.evaluate.generation import generate, generate_text
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
@@ -8,11 +15,16 @@ from bayesrnn.evaluate.prediction import predict
 
 __all__ = [
     "Categorical",
+    "DynamicEvaluation",
     "Evaluation",
     "Prediction",
+    "RateSearch",
+    "Trial",
+    "dynamic_evaluate",
     "evaluate_text",
     "generate",
     "generate_text",
     "outputs",
     "predict",
+    "search_rate",
 ]
