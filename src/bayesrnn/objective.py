@@ -102,6 +102,12 @@ class Loss:
             if _can_charge(self.losses, self.charges):
                 with self.model.charged(self.charges, self.share / scale, 1 / scale):
                     (self.losses.sum() / scale).backward()
+                self.model.bend(1 / scale)
+            elif self.model.second_order:
+                raise RuntimeError(
+                    "the second order of sharpening is not available where a prior learns or "
+                    'several processes train together; use order="first"'
+                )
             else:
                 self.objective.backward()
             return

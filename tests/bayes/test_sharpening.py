@@ -297,3 +297,53 @@ def test_a_model_that_does_not_look_has_no_bound() -> None:
     model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Gaussian(0.05))
     with pytest.raises(UserError, match="the model is not sharpened"):
         evaluate_sharpened(model, StreamLoader(np.arange(101) % 20, 4, 5))
+
+
+# --- the second order --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_second_order_is_the_gradient_of_the_whole_objective(tuned: bool) -> None:
+    """Finite differences of all of it: the look at the batch is taken anew at every end."""
+    posterior = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second")
+    model, (x, y, loader) = model_of(posterior), data()
+
+    def loss() -> br.objective.Loss:  # type: ignore[name-defined]
+        torch.manual_seed(9)  # the same noise
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        return br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+
+    if tuned:
+        with model.tuned():
+            loss().backward()
+    else:
+        loss().backward()
+    given = {name: p.grad.clone() for name, p in model.named_parameters()}
+    first = model_of(br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0))
+    first.load_state_dict(model.state_dict())
+    torch.manual_seed(9)
+    first.resample(nll=lambda: losses(first, x, y).mean())
+    br.FreeEnergy(loader, "sample").loss(first, losses(first, x, y), [x, y]).backward()
+    torch.manual_seed(5)
+    apart = 0.0
+    for (name, parameter), other in zip(model.named_parameters(), first.parameters(), strict=True):
+        direction = torch.randn_like(parameter)
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-6 * direction)
+            ends.append(loss().objective.item())
+            with torch.no_grad():
+                parameter.sub_(sign * 1e-6 * direction)
+        numeric = (ends[0] - ends[1]) / 2e-6
+        assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
+        apart = max(apart, abs((other.grad * direction).sum().item() - numeric) / abs(numeric))
+    assert apart > 0.01  # the first order is another gradient
+
+
+def test_a_second_order_run_trains(tmp_path: Path) -> None:
+    posterior = {"kind": "sharpened", "scale": 0.05, "eta": 0.0016, "order": "second"}
+    recipe = small_recipe(tmp_path, posterior=posterior, train={"options": {}})
+    train(recipe, tmp_path / "run", quiet=True)
+    epochs = [m for m in read_metrics(tmp_path / "run") if m["kind"] == "epoch"]
+    assert epochs[-1]["train_nll"] < epochs[0]["train_nll"]

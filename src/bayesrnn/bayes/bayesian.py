@@ -43,6 +43,9 @@ class Bayesian(nn.Module):
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
         self._drawn = False  # the last forward (or resample) used a draw
+        self._look: tuple[Callable[[], Tensor], Tensor | float] | None = (
+            None  # the last, if it bends
+        )
         self._leaves: dict[Block, dict[str, Tensor]] = {}  # theta while gradients are taken at it
 
     # --- drawing -----------------------------------------------------------------------------
@@ -169,10 +172,27 @@ class Bayesian(nn.Module):
         for block in looking:
             with self._beside_if_late(block):
                 leaves[block] = block.leaves()
+        gradients = self._gradients_at(leaves, nll)
+        bound = min(block.posterior.largest_look for block in looking)
+        factor: Tensor | float = 1.0
+        if math.isfinite(bound):
+            factor = (bound / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        for block, gradient in zip(looking, gradients, strict=True):
+            assert block.noise is not None
+            block.noise = block.posterior.refine(block.noise, gradient, generator)
+        self._keep = True
+        self._look = (nll, factor) if any(b.posterior.second_order for b in looking) else None
+
+    def _gradients_at(
+        self, leaves: dict[Block, dict[str, Tensor]], nll: Callable[[], Tensor]
+    ) -> list[Tensor]:
+        """The loss's gradient, flat for each block, with these weights in the place of its draw."""
         inputs = [leaf for named in leaves.values() for leaf in named.values()]
         inputs = [leaf for leaf in inputs if leaf.requires_grad]
+        kept = self._keep
         with self.hold(), torch.enable_grad():
-            self._leaves = leaves
+            self._leaves, self._keep = leaves, True
             try:
                 found = iter(torch.autograd.grad(nll(), inputs, allow_unused=True))
             except BaseException:
@@ -180,20 +200,55 @@ class Bayesian(nn.Module):
                 raise
             finally:
                 self._leaves = {}
+        self._keep = kept
         self.join()
         gradients = []
-        for block in looking:
+        for block in leaves:
             own = [next(found) for _ in block.layout.weights]
             corners = block.corners(own, block.placement)
             gradients.append(block.joined(block.parameters_by_name, corners).detach())
-        bound = min(block.posterior.largest_look for block in looking)
-        if math.isfinite(bound):
-            norm = torch.nn.utils.get_total_norm(gradients)
-            torch._foreach_mul_(gradients, (bound / (norm + 1e-6)).clamp(max=1.0))
-        for block, gradient in zip(looking, gradients, strict=True):
-            assert block.noise is not None
-            block.noise = block.posterior.refine(block.noise, gradient, generator)
-        self._keep = True
+        return gradients
+
+    def bend(self, local: float) -> None:
+        """Add to the gradients what comes through the look at the batch (the second order of
+        sharpening): the Hessian at phi times one direction v, by a central difference."""
+        if self._look is None:
+            return
+        (nll, factor), self._look = self._look, None
+        self.join()
+        bent = [b for b in self.each_block() if b.posterior.second_order]
+        given = [(b.parameters_by_name, b.noise, b.of_loss) for b in bent]
+        with torch.no_grad():
+            v = [
+                factor * b.posterior.bend(parameters, noise, of_loss, local)
+                for b, (parameters, noise, of_loss) in zip(bent, given, strict=True)
+                if noise is not None and of_loss is not None
+            ]
+            phi = [
+                b.posterior.draw(parameters, {"eps": noise["eps"]})
+                for b, (parameters, noise, _) in zip(bent, given, strict=True)
+                if noise is not None
+            ]
+            length = torch.nn.utils.get_total_norm(v).clamp_min(torch.finfo(v[0].dtype).tiny)
+            size = torch.nn.utils.get_total_norm(phi)
+            r = torch.finfo(v[0].dtype).eps ** (1 / 3) * (1 + size) / length
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                leaves = {
+                    b: b.leaves_of(torch.add(p, sign * r * d))
+                    for b, p, d in zip(bent, phi, v, strict=True)
+                }
+            ends.append(self._gradients_at(leaves, nll))
+        with torch.no_grad():
+            for b, (parameters, noise, _), plus, minus in zip(bent, given, *ends, strict=True):
+                assert noise is not None
+                lifted = b.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
+                for name, gradient in b.posterior.chain(parameters, *lifted).items():
+                    parameter: nn.Parameter = getattr(b, name)
+                    if parameter.grad is not None:
+                        parameter.grad += gradient
+                b.of_loss = None
 
     def local_kl(self) -> Tensor | None:
         """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
@@ -254,6 +309,11 @@ class Bayesian(nn.Module):
     def per_sequence(self) -> bool:
         """Whether some posterior wants the gradients of single sequences (Fisher estimate)."""
         return any(block.posterior.per_sequence for block in self.each_block())
+
+    @property
+    def second_order(self) -> bool:
+        """Whether some posterior's gradient goes through its look at the data."""
+        return any(block.posterior.second_order for block in self.each_block())
 
     @contextmanager
     def one_sequence(self) -> Iterator[None]:

@@ -164,6 +164,8 @@ class _DrawTheta(torch.autograd.Function):
             pulled = block.posterior.pull(parameters, noise, block.joined(parameters, of_losses))
             return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
+        if block.posterior.second_order:
+            block.of_loss = block.joined(parameters, of_losses)
         with beside(block.stream):
             result = block.gradients(parameters, charge, of_losses)
         block.held.extend(gradients)
@@ -266,6 +268,7 @@ class Block(nn.Module):
         self.one_sequence = False  # set while gradients of single sequences are taken
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
+        self.of_loss: Tensor | None = None  # the loss's gradient at theta, for the second order
         self.summary: Summary | None = None  # of the last draw made with gradients on
         self.placement: Placement | None = None  # where draws lie, if not as the layout says
         self.dtype: torch.dtype | None = None  # of draws and means, if not that of the learnt ones
@@ -364,11 +367,17 @@ class Block(nn.Module):
     def leaves(self) -> dict[str, Tensor]:
         """The draw as tensors that gradients can be taken at, and what is frozen beside them."""
         assert self.noise is not None
-        drawn = [w.name for w in self.layout.weights]
         with torch.no_grad():
             found = self.draw_from(self.parameters_by_name, self.noise, None)
-        named = zip(self._placed_names(), found, strict=True)
-        return {n: t.detach().requires_grad_() if n in drawn else t for n, t in named}
+        return self._as_leaves(dict(zip(self._placed_names(), found, strict=True)))
+
+    def leaves_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """The same of other weights, flat."""
+        return self._as_leaves(self.lay(flat))
+
+    def _as_leaves(self, tensors: Tensors) -> dict[str, Tensor]:
+        drawn = [w.name for w in self.layout.weights]
+        return {n: t.detach().requires_grad_() if n in drawn else t for n, t in tensors.items()}
 
     def mean(self) -> Tensor:
         return self.posterior.mean(self.parameters_by_name)

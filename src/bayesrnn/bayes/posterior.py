@@ -69,6 +69,15 @@ class Posterior(ABC):
     """Whether q has a density, so that bits can be spent on its weights."""
 
     @property
+    def second_order(self) -> bool:
+        """Whether the gradient goes through what `refine` was given, too (`bend`)."""
+        return False
+
+    def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
+        """d objective / d (the gradient that `refine` was given)."""
+        raise TypeError(f"a {self.kind} posterior does not look at the data")
+
+    @property
     def largest_look(self) -> float:
         """The norm that the gradient for `refine`, over all weights together, is clipped to."""
         return math.inf
@@ -294,8 +303,12 @@ class Sharpened(Gaussian):
     (unbounded, it overshoots). Its natural size is streams * sigma0^2: there a step gains as much
     as it costs. 0 keeps it at 0, which leaves weight noise of sigma0. `clip` bounds the norm of g
     over all weights together (0: off): rare, huge gradients cost a KL of many orders of magnitude,
-    and any function of the batch is a valid centre. g is taken as a constant when gradients are
-    computed (the first order of Algorithm 1).
+    and any function of the batch is a valid centre.
+
+    `order` says how phi gets its gradient. "first": g is taken as a constant; a step costs one more
+    forward and backward pass than an ordinary one. "second": also through g, whose derivative, the
+    Hessian, meets one direction only and is taken by finite differences: two further passes. (The
+    factor of the clipping is a constant in both.)
 
     The prior of theta is N(phi, sigma0^2), so a batch is charged, in full,
     KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any Gaussian.
@@ -304,6 +317,7 @@ class Sharpened(Gaussian):
     sigma0: float = 0.02
     eta: float = 0.008
     clip: float = 10.0
+    order: Literal["first", "second"] = "first"
     kind: ClassVar[str] = "sharpened"
     looks_at_data: ClassVar[bool] = True
     further: ClassVar[tuple[str, ...]] = ("eta",)
@@ -323,6 +337,11 @@ class Sharpened(Gaussian):
             ),
             (0 <= self.clip < math.inf, "clip", f"must be 0 (off) or above, got {self.clip}"),
             (
+                self.order in ("first", "second"),
+                "order",
+                f'must be "first" or "second", got {self.order!r}',
+            ),
+            (
                 self.estimator == "reparameterised",
                 "estimator",
                 'must be "reparameterised": the Fisher estimate knows nothing of the batch',
@@ -332,6 +351,15 @@ class Sharpened(Gaussian):
     @property
     def largest_look(self) -> float:
         return self.clip or math.inf
+
+    @property
+    def second_order(self) -> bool:
+        return self.order == "second"
+
+    def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
+        """-eta * (gradient at theta) + local * eta^2 g / sigma0^2."""
+        eta = self.rate(parameters)
+        return local * eta.square() * noise["gradient"] / self.sigma0**2 - eta * gradient
 
     def rate(self, parameters: Tensors) -> Tensor:
         """eta of each weight."""
