@@ -31,7 +31,7 @@ from bayesrnn.evaluate import (
     outputs,
     predict,
 )
-from bayesrnn.models import LanguageModel, detach
+from bayesrnn.models import DropoutSettings, LanguageModel, detach
 from bayesrnn.objective import FreeEnergy, Loss
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
@@ -44,6 +44,7 @@ __all__ = [
     "Bayesian",
     "Categorical",
     "Delta",
+    "DropoutSettings",
     "Evaluation",
     "FreeEnergy",
     "Gaussian",
