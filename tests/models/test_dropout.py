@@ -246,7 +246,7 @@ def test_what_a_layer_reads_is_right_on_average() -> None:
 def test_variational_masks_are_the_same_at_every_step_and_differ_between_rows_and_forwards(
     drawn: list[tuple[Mask, Tensor | None]],
 ) -> None:
-    """With ones as input and an open path, the zeros of the output are those of its mask."""
+    """An LSTM never gives exactly 0 by itself: the zeros are those of the output's mask."""
     rnn = MaskedRNN(nn.LSTM(IN, 40).double(), DropoutSettings(**ALL))
     y, _ = rnn(torch.randn(T, B, IN).double())
     zeros = y == 0

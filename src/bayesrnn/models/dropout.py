@@ -304,10 +304,9 @@ class MaskedRNN(nn.Module):
                 i, f, g, o = (from_input + from_state).unbind(-2)
                 c = f.sigmoid() * c + i.sigmoid() * g.tanh()
                 h = o.sigmoid() * c.tanh()
-                if (
-                    z_c is not None
-                ):  # Moon et al.: a dropped cell remembers and gives nothing. Others
-                    # are scaled where they are read: at every step they would grow without bound.
+                if z_c is not None:
+                    # Moon et al.: a dropped cell remembers and gives nothing. The others are scaled
+                    # where they are read; scaled at every step they would grow without bound.
                     c, h = c * (z_c != 0), h * z_c
             elif self.mode == "GRU":
                 r, u = (from_input + from_state)[..., :2, :].sigmoid().unbind(-2)
