@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bayesrnn import Delta, Gaussian, Laplace, Normal, ScaleMixture, TextData, Uniform
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.models.dropout import DropoutSettings
 from bayesrnn.models.language import LanguageSettings
 from bayesrnn.recipe import (
     POSTERIORS,
@@ -55,6 +56,16 @@ data = st.builds(
 models = st.builds(
     LanguageSettings, cell=st.sampled_from(["lstm", "gru", "rnn"]), hidden=st.integers(1, 2000)
 )
+rates = st.floats(0, 1, exclude_max=True)
+dropouts = st.builds(
+    DropoutSettings,
+    input=rates,
+    recurrent=rates,
+    word=rates,
+    tied=st.booleans(),
+    shared=st.booleans(),
+    noise=st.sampled_from(["bernoulli", "gaussian"]),
+) | st.builds(DropoutSettings, kind=st.just("naive"), input=rates, output=rates)
 trainings = st.builds(
     TrainSettings,
     lr=st.floats(1e-300, 1e300),
@@ -71,6 +82,7 @@ recipes = st.builds(
     Recipe,
     data=data,
     model=models,
+    dropout=dropouts,
     posterior=posteriors | st.dictionaries(text, posteriors | st.just(Delta()), min_size=1),
     prior=priors | st.dictionaries(text, priors, min_size=1),
     bayes=st.builds(BayesSettings, where=st.lists(text, min_size=1, max_size=3).map(tuple)),

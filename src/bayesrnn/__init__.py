@@ -35,7 +35,7 @@ from bayesrnn.evaluate import (
     predict,
     search_rate,
 )
-from bayesrnn.models import LanguageModel, detach
+from bayesrnn.models import DropoutSettings, LanguageModel, detach
 from bayesrnn.objective import FreeEnergy, Loss
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
@@ -49,6 +49,7 @@ __all__ = [
     "Categorical",
     "Delta",
     "DynamicEvaluation",
+    "DropoutSettings",
     "Evaluation",
     "FreeEnergy",
     "Gaussian",

@@ -1,8 +1,9 @@
 """Recipes: frozen dataclasses <-> TOML tables. Strict, and every problem is reported at once.
 
-A recipe has the tables `[data]`, `[model]`, `[posterior]`, `[prior]`, `[bayes]` and `[train]`. Each
-is the table of one dataclass; `[posterior]` and `[prior]` say which with `kind`, and may instead
-hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first match counts.
+A recipe has the tables `[data]`, `[model]`, `[dropout]`, `[posterior]`, `[prior]`, `[bayes]` and
+`[train]`. Each is the table of one dataclass; `[posterior]` and `[prior]` say which with `kind`,
+and may instead hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first
+match counts.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from bayesrnn.bayes import (
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
 from bayesrnn.data.text import TextData
 from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.models.dropout import DropoutSettings
 from bayesrnn.models.language import LanguageSettings
 from bayesrnn.train.settings import TrainSettings
 
@@ -56,6 +58,7 @@ class Recipe:
 
     data: TextData
     model: LanguageSettings = field(default_factory=LanguageSettings)
+    dropout: DropoutSettings = field(default_factory=DropoutSettings)
     posterior: Posterior | Mapping[str, Posterior] = field(default_factory=Gaussian)
     prior: Prior | Mapping[str, Prior] = field(default_factory=ScaleMixture)
     bayes: BayesSettings = field(default_factory=BayesSettings)
@@ -97,6 +100,7 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
         "data": lambda t, key, out: _read(TextData, t, key, out),
         "model": lambda t, key, out: _read(LanguageSettings, t, key, out),
+        "dropout": lambda t, key, out: _read(DropoutSettings, t, key, out),
         "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
         "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
         "bayes": lambda t, key, out: _read(BayesSettings, t, key, out),
@@ -295,6 +299,7 @@ def _unknown(key: str, known: Sequence[str], said: str) -> str:
 
 def _check_together(recipe: Recipe) -> None:
     """What one table's settings mean for another's (with patterns: when the model is built)."""
+    recipe.dropout.check_cell(recipe.model.cell)
     posterior, prior = recipe.posterior, recipe.prior
     if isinstance(posterior, Mapping) or isinstance(prior, Mapping):
         return

@@ -116,7 +116,7 @@ def load_vocabulary(run: Path) -> Vocabulary:
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary) -> LanguageModel:
     """The recipe's plain network."""
-    return LanguageModel.from_settings(len(vocabulary), recipe.model)
+    return LanguageModel.from_settings(len(vocabulary), recipe.model, recipe.dropout)
 
 
 def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:

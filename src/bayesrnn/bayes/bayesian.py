@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesrnn.bayes.block import Block, Charge, Hyper, beside
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.placement import Placement, place
+from bayesrnn.models.dropout import Mask
 
 
 class Bayesian(nn.Module):
@@ -36,6 +37,7 @@ class Bayesian(nn.Module):
         self.priors = nn.ModuleList(priors)
         self._slots = {name: tuple(places) for name, places in slots.items()}
         self._owners = {block: self._one_owner(block) for block in blocks}
+        self._masks = [part for part in module.modules() if isinstance(part, Mask)]
         self._placements: dict[tuple[Block, torch.dtype, bool], Placement | None] = {}
         self._aligned = False  # weights may lie in frames larger than they are
         self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
@@ -54,6 +56,8 @@ class Bayesian(nn.Module):
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self._place_weights()
         with self._bound(self._weights()):
+            for mask in self._masks:  # part of the draw: on with it, and held with it
+                mask.mode = "off" if self._uses_mean() else "held" if self._holding else "auto"
             return self.module(*args, **kwargs)
 
     @contextmanager
@@ -104,11 +108,14 @@ class Bayesian(nn.Module):
         before = (self._mode, self._holding, self._keep)
         wanted = self._holding or self._keep  # a draw that is still to be used afterwards
         held = [block.noise for block in self.each_block()] if wanted else None
+        masks = [mask.held for mask in self._masks]
         self._mode, self._holding, self._keep = which, True, False
         try:
             yield
         finally:
             self._mode, self._holding, self._keep = before
+            for mask, kept in zip(self._masks, masks, strict=True):
+                mask.held = kept
             if held is not None:
                 for block, noise in zip(self.each_block(), held, strict=True):
                     block.noise = noise
@@ -152,6 +159,8 @@ class Bayesian(nn.Module):
         if generator is None:
             generator = _rank_generator(next(self.each_block()).mean().device)
         self._place_weights()
+        for mask in self._masks:
+            mask.renew(generator)
         for block in self.each_block():
             with self._beside_if_late(block):
                 block.resample(generator)

@@ -1,5 +1,14 @@
 """Plain modules; nothing here knows of distributions over weights."""
 
+from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
 
-__all__ = ["LanguageModel", "LanguageSettings", "detach"]
+__all__ = [
+    "DropoutSettings",
+    "LanguageModel",
+    "LanguageSettings",
+    "Mask",
+    "MaskedEmbedding",
+    "MaskedRNN",
+    "detach",
+]
