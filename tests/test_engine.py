@@ -276,3 +276,23 @@ def test_where_the_fast_way_fails_the_step_is_taken_the_ordinary_way(tmp_path: P
     assert found[0][0] == found[1][0]
     for one, other in zip(found[0][1], found[1][1], strict=True):
         assert torch.equal(one, other)
+
+
+def test_an_ordinary_loop_keeps_no_gradients() -> None:
+    model = br.bayesianize(nn.Linear(3, 2))
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        loss = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))(model, model(x).sum(), [x])
+        loss.backward()
+    assert all(not block.held for block in model.each_block())
+
+
+def test_what_is_undefined_stays_so_in_an_epoch_of_replays() -> None:
+    """Replays count batches, but never come by the code that makes a loss."""
+    model = br.bayesianize(nn.Linear(3, 2), br.Delta(), br.Uniform())
+    x = torch.randn(4, 3)
+    objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
+    objective(model, model(x).sum(), [x])
+    assert objective.epoch.bits.total is None
+    objective.count([x])
+    assert objective.epoch.bits.total is None

@@ -62,10 +62,10 @@ class Replay:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         stream = self._stream
         if stream is None or self.refused is not None:
-            return self._function(*inputs)
+            return self.as_it_is(*inputs)
         shapes = [x.shape for x in inputs]
-        if self._shapes is None:
-            self._shapes = shapes
+        if self._graph is None and _size(shapes) > _size(self._shapes or []):
+            self._shapes, self._warm = shapes, 0  # the largest is the one that matters
         if shapes != self._shapes:
             return self.as_it_is(*inputs)
         if self._graph is None:
@@ -74,7 +74,7 @@ class Replay:
                 return self.as_it_is(*inputs)
             self._record(stream, inputs)
             if self._graph is None:
-                return self._function(*inputs)
+                return self.as_it_is(*inputs)
         for mine, given in zip(self._inputs, inputs, strict=True):
             if mine is not given:
                 mine.copy_(given)
@@ -96,14 +96,21 @@ class Replay:
         torch.cuda.synchronize(stream.device)
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(stream.device)
         try:
             with torch.cuda.graph(graph, stream=stream):
                 self._outputs = self._function(*self._inputs)
         except RuntimeError as error:
-            self.refused = str(error).strip().splitlines()[0]
+            torch.cuda.set_stream(before)
+            cause = error.__context__ or error  # ending a recording that failed fails as well
+            self.refused = (str(cause).strip() or repr(cause)).splitlines()[0]
             torch.cuda.synchronize(stream.device)
             return
         self._graph = graph
+
+
+def _size(shapes: Sequence[torch.Size]) -> int:
+    return sum(shape.numel() for shape in shapes)
 
 
 @contextmanager

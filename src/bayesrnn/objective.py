@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian, in_process_group
+from bayesrnn.bayes.bayesian import Bayesian, Look, in_process_group
 from bayesrnn.bayes.block import Charge
 from bayesrnn.bayes.kl import Estimator
 
@@ -74,6 +74,8 @@ class Loss:
     model: Bayesian = field(repr=False)
     losses: Tensor = field(repr=False)
     charges: Sequence[Charge] = field(repr=False)
+    local: Tensor | None = field(default=None, repr=False)
+    look: Look | None = field(default=None, repr=False)
 
     @property
     def total(self) -> Tensor:
@@ -102,8 +104,9 @@ class Loss:
             if _can_charge(self.losses, self.charges):
                 with self.model.charged(self.charges, self.share / scale, 1 / scale):
                     (self.losses.sum() / scale).backward()
-                self.model.bend(1 / scale)
-            elif self.model.second_order:
+                if self.look is not None:
+                    self.model.bend(self.look, 1 / scale)
+            elif self.look is not None:
                 raise RuntimeError(
                     "the second order of sharpening is not available where a prior learns or "
                     'several processes train together; use order="first"'
@@ -113,10 +116,19 @@ class Loss:
             return
         if in_process_group():
             raise RuntimeError("the Fisher estimate is not available in a process group")
+        if self.look is not None:
+            raise RuntimeError(
+                "the second order of sharpening does not go with the Fisher estimate; use "
+                'order="first"'
+            )
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
         with self.model.one_sequence():
-            for loss in (*self.losses, self.complexity):
+            for loss in (
+                *self.losses,
+                self.complexity,
+                *([] if self.local is None else [self.local]),
+            ):
                 gradients = torch.autograd.grad(
                     loss, parameters, retain_graph=True, allow_unused=True
                 )
@@ -160,12 +172,12 @@ class FreeEnergy:
         self.kl = kl
         self.targets, self.processes, self._sizes = _count_epoch(loader)
         self._error, self._complexity = torch.zeros(2, dtype=torch.float64).unbind()
+        self._defined = True
         self.restart()
 
     def restart(self) -> None:
         """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
         self._seen = Fraction(0)  # exact: a batch of several draws counts in parts
-        self._defined = True
         self._error.zero_()
         self._complexity.zero_()
 
@@ -228,7 +240,9 @@ class FreeEnergy:
         local = inner.local_kl()
         if local is not None:
             error = error + local
-        loss = Loss(error, complexity, share, streams, draws, inner, losses, charges)
+        loss = Loss(
+            error, complexity, share, streams, draws, inner, losses, charges, local, inner.look
+        )
         self._error.add_(loss.error.detach().double() / draws)
         self._defined = inner.has_description_length
         return loss

@@ -347,3 +347,96 @@ def test_a_second_order_run_trains(tmp_path: Path) -> None:
     train(recipe, tmp_path / "run", quiet=True)
     epochs = [m for m in read_metrics(tmp_path / "run") if m["kind"] == "epoch"]
     assert epochs[-1]["train_nll"] < epochs[0]["train_nll"]
+
+
+def test_a_loss_bends_with_the_look_it_was_made_with() -> None:
+    """Two losses first, then their backward passes: the same as one after the other."""
+    posterior = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second")
+    x, y, loader = data()
+    found = []
+    for together in (True, False):
+        model = model_of(posterior)
+        torch.manual_seed(9)
+        kept = []
+        for _ in range(2):
+            model.resample(nll=lambda m=model: losses(m, x, y).mean())
+            loss = br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+            kept.append(loss) if together else loss.backward()
+        for loss in kept:
+            loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_only_some_blocks_may_bend() -> None:
+    second = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second")
+    posteriors = {"rnn.*": second, "out.weight": POSTERIOR, "*": br.Gaussian(0.1)}
+    torch.manual_seed(1)
+    model = br.bayesianize(Net().double(), posteriors, br.Normal())
+    x, y, loader = data()
+
+    def loss(parameter: Tensor | None = None) -> br.objective.Loss:  # type: ignore[name-defined]
+        torch.manual_seed(9)
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        return br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+
+    loss().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert model.look is not None
+    model.eval()
+    with model.weights("sample"):
+        model.resample()
+    assert model.look is None  # nothing is left of a look that was not taken
+
+
+@pytest.mark.parametrize("kind", ["naive", "nn"])
+def test_fresh_masks_cannot_be_compared(kind: str) -> None:
+    posterior = br.Sharpened(0.1, order="second")
+    if kind == "naive":
+        dropout = br.DropoutSettings(kind="naive", output=0.5)
+        net: nn.Module = br.LanguageModel(11, 4, 5, 1, dropout=dropout)
+    else:
+        net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    model = br.bayesianize(net, posterior)
+    with pytest.raises(RuntimeError, match="second order of sharpening compares two forward"):
+        model.resample(nll=lambda: torch.zeros(()))
+
+
+def test_the_look_and_the_step_see_the_same_masks() -> None:
+    dropout = br.DropoutSettings(kind="variational", input=0.5, recurrent=0.3, output=0.5)
+    torch.manual_seed(1)
+    net = br.LanguageModel(11, 4, 5, 1, dropout=dropout)
+    model = br.bayesianize(net, br.Sharpened(0.1, sigma0=1e-9, eta=0.0))
+    x = torch.arange(12).view(6, 2) % 11
+    seen = []
+
+    def loss() -> Tensor:
+        seen.append(model(x)[0])
+        return seen[-1].sum()
+
+    model.resample(nll=loss)
+    loss()
+    torch.testing.assert_close(seen[0], seen[1], rtol=1e-4, atol=1e-5)
+    model.resample(nll=loss)
+    assert not torch.allclose(seen[2], seen[1], rtol=1e-2)
+
+
+def test_sharpening_beside_the_fisher_estimate_is_charged_too() -> None:
+    x, y, loader = data()
+    found = []
+    for estimator in ("fisher", "reparameterised"):
+        posteriors = {"rnn.*": POSTERIOR, "*": br.Gaussian(0.1, estimator=estimator)}  # type: ignore[arg-type]
+        torch.manual_seed(1)
+        model = br.bayesianize(Net().double(), posteriors, br.Normal())
+        torch.manual_seed(9)
+        model.resample(nll=lambda m=model: losses(m, x, y).mean())
+        br.FreeEnergy(loader).loss(model, losses(model, x, y), [x, y]).backward()
+        found.append(model.blocks[0].eta.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_prior_that_learns_does_not_go_with_the_second_order() -> None:
+    posterior = br.Sharpened(0.1, order="second")
+    with pytest.raises(Invalid, match='order = "first"'):
+        br.bayesianize(nn.Linear(2, 2), posterior, br.Normal(0.0, "learn"))

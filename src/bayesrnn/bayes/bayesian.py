@@ -4,7 +4,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,8 +12,19 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.block import Block, Charge, Hyper, beside
 from bayesrnn.bayes.kl import Estimator
-from bayesrnn.bayes.placement import Placement, place
+from bayesrnn.bayes.placement import GATES, Placement, place
+from bayesrnn.bayes.posterior import Tensors
 from bayesrnn.models.dropout import Mask
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at the data: the batch's mean loss, what its gradient was multiplied with to clip it,
+    and the noise of each block that looked."""
+
+    nll: Callable[[], Tensor]
+    factor: Tensor | float
+    noise: Mapping[Block, Tensors]
 
 
 class Bayesian(nn.Module):
@@ -45,9 +56,8 @@ class Bayesian(nn.Module):
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
         self._drawn = False  # the last forward (or resample) used a draw
-        self._look: tuple[Callable[[], Tensor], Tensor | float] | None = (
-            None  # the last, if it bends
-        )
+        self._looked = False  # the present draw has looked at the data
+        self._look: Look | None = None  # the last one, where gradients go through it
         self._leaves: dict[Block, dict[str, Tensor]] = {}  # theta while gradients are taken at it
 
     # --- drawing -----------------------------------------------------------------------------
@@ -56,8 +66,9 @@ class Bayesian(nn.Module):
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self._place_weights()
         with self._bound(self._weights()):
+            held = self._holding or self._looked
             for mask in self._masks:  # part of the draw: on with it, and held with it
-                mask.mode = "off" if self._uses_mean() else "held" if self._holding else "auto"
+                mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
             return self.module(*args, **kwargs)
 
     @contextmanager
@@ -76,6 +87,7 @@ class Bayesian(nn.Module):
         `join` before the gradients are used.
         """
         before = self._aligned, self._stream
+        each = [(b, b.dtype, b.compiled, b.stream) for b in self.each_block()]
         self._aligned, self._stream = True, stream
         for block in self.each_block():
             block.dtype, block.compiled, block.stream = dtype, compiled, stream
@@ -83,8 +95,8 @@ class Bayesian(nn.Module):
             yield
         finally:
             self._aligned, self._stream = before
-            for block in self.each_block():
-                block.dtype, block.compiled, block.stream = None, False, None
+            for block, *old in each:
+                block.dtype, block.compiled, block.stream = old  # type: ignore[assignment]
                 block.placement = None
 
     @contextmanager
@@ -106,6 +118,7 @@ class Bayesian(nn.Module):
         if which not in ("mean", "sample"):
             raise ValueError(f'weights must be "mean" or "sample", got {which!r}')
         before = (self._mode, self._holding, self._keep)
+        drawn = self._drawn
         wanted = self._holding or self._keep  # a draw that is still to be used afterwards
         held = [block.noise for block in self.each_block()] if wanted else None
         masks = [mask.held for mask in self._masks]
@@ -117,6 +130,7 @@ class Bayesian(nn.Module):
             for mask, kept in zip(self._masks, masks, strict=True):
                 mask.held = kept
             if held is not None:
+                self._drawn = drawn
                 for block, noise in zip(self.each_block(), held, strict=True):
                     block.noise = noise
 
@@ -146,6 +160,7 @@ class Bayesian(nn.Module):
         torch's own, and differs between the ranks of a process group.
         """
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
+        self._look, self._looked = None, False
         if looking and nll is None and self.training:
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior looks at the data: call "
@@ -177,6 +192,8 @@ class Bayesian(nn.Module):
         generator: torch.Generator | None,
     ) -> None:
         """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
+        if self.second_order:
+            _check_repeatable(self.module)
         leaves: dict[Block, dict[str, Tensor]] = {}
         for block in looking:
             with self._beside_if_late(block):
@@ -190,8 +207,10 @@ class Bayesian(nn.Module):
         for block, gradient in zip(looking, gradients, strict=True):
             assert block.noise is not None
             block.noise = block.posterior.refine(block.noise, gradient, generator)
-        self._keep = True
-        self._look = (nll, factor) if any(b.posterior.second_order for b in looking) else None
+        self._keep = self._looked = True
+        if self.second_order:
+            noise = {block: block.noise for block in looking if block.noise is not None}
+            self._look = Look(nll, factor, noise)
 
     def _gradients_at(
         self, leaves: dict[Block, dict[str, Tensor]], nll: Callable[[], Tensor]
@@ -200,7 +219,7 @@ class Bayesian(nn.Module):
         inputs = [leaf for named in leaves.values() for leaf in named.values()]
         inputs = [leaf for leaf in inputs if leaf.requires_grad]
         kept = self._keep
-        with self.hold(), torch.enable_grad():
+        with self.hold(), _differentiable(self.module), torch.enable_grad():
             self._leaves, self._keep = leaves, True
             try:
                 found = iter(torch.autograd.grad(nll(), inputs, allow_unused=True))
@@ -218,46 +237,48 @@ class Bayesian(nn.Module):
             gradients.append(block.joined(block.parameters_by_name, corners).detach())
         return gradients
 
-    def bend(self, local: float) -> None:
-        """Add to the gradients what comes through the look at the batch (the second order of
+    @property
+    def look(self) -> "Look | None":
+        """The last look at the data, where the gradient is to go through it."""
+        return self._look
+
+    def bend(self, look: "Look", local: float) -> None:
+        """Add to the gradients what comes through a look at the batch (the second order of
         sharpening): the Hessian at phi times one direction v, by a central difference."""
-        if self._look is None:
-            return
-        (nll, factor), self._look = self._look, None
         self.join()
-        bent = [b for b in self.each_block() if b.posterior.second_order]
-        given = [(b.parameters_by_name, b.noise, b.of_loss) for b in bent]
+        phi: dict[Block, Tensor] = {}
+        v: dict[Block, Tensor] = {}
         with torch.no_grad():
-            v = [
-                factor * b.posterior.bend(parameters, noise, of_loss, local)
-                for b, (parameters, noise, of_loss) in zip(bent, given, strict=True)
-                if noise is not None and of_loss is not None
-            ]
-            phi = [
-                b.posterior.draw(parameters, {"eps": noise["eps"]})
-                for b, (parameters, noise, _) in zip(bent, given, strict=True)
-                if noise is not None
-            ]
-            length = torch.nn.utils.get_total_norm(v).clamp_min(torch.finfo(v[0].dtype).tiny)
-            size = torch.nn.utils.get_total_norm(phi)
-            r = torch.finfo(v[0].dtype).eps ** (1 / 3) * (1 + size) / length
+            for block, noise in look.noise.items():
+                parameters = block.parameters_by_name
+                phi[block] = block.posterior.draw(parameters, {"eps": noise["eps"]})
+                of_loss, block.of_loss = block.of_loss, None
+                v[block] = torch.zeros_like(phi[block])
+                if block.posterior.second_order:
+                    given = v[block] if of_loss is None else of_loss
+                    bent = block.posterior.bend(parameters, noise, given, local)
+                    v[block] = look.factor * bent
+            dtype = next(iter(v.values())).dtype
+            length = torch.nn.utils.get_total_norm(list(v.values()))
+            size = torch.nn.utils.get_total_norm(list(phi.values()))
+            r = torch.finfo(dtype).eps ** (1 / 3) * (1 + size)
+            r = r / length.clamp_min(torch.finfo(dtype).tiny)
         ends = []
         for sign in (1, -1):
             with torch.no_grad():
-                leaves = {
-                    b: b.leaves_of(torch.add(p, sign * r * d))
-                    for b, p, d in zip(bent, phi, v, strict=True)
-                }
-            ends.append(self._gradients_at(leaves, nll))
+                leaves = {b: b.leaves_of(phi[b] + sign * r * v[b]) for b in phi}
+            ends.append(self._gradients_at(leaves, look.nll))
         with torch.no_grad():
-            for b, (parameters, noise, _), plus, minus in zip(bent, given, *ends, strict=True):
-                assert noise is not None
-                lifted = b.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
-                for name, gradient in b.posterior.chain(parameters, *lifted).items():
-                    parameter: nn.Parameter = getattr(b, name)
-                    if parameter.grad is not None:
-                        parameter.grad += gradient
-                b.of_loss = None
+            for (block, noise), plus, minus in zip(look.noise.items(), *ends, strict=True):
+                if not block.posterior.second_order:
+                    continue
+                parameters = block.parameters_by_name
+                lifted = block.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
+                for name, gradient in block.posterior.chain(parameters, *lifted).items():
+                    parameter: nn.Parameter = getattr(block, name)
+                    if parameter.requires_grad:
+                        old = parameter.grad
+                        parameter.grad = gradient if old is None else old + gradient
 
     def local_kl(self) -> Tensor | None:
         """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
@@ -439,8 +460,9 @@ class Bayesian(nn.Module):
             block.placement = old
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: all but the placements, which hold on to the module they were made for."""
-        return {**self.__dict__, "_placements": {}}
+        """For a copy: without placements, which hold on to the module they were made for, and
+        without the last look, which holds on to its batch."""
+        return {**self.__dict__, "_placements": {}, "_look": None}
 
     def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
         """The layer all weights of a block belong to, and its path; None where one is tied."""
@@ -492,6 +514,35 @@ def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
         owner._flat_weights[index] = tensor
         references: list[Any] = owner._flat_weight_refs
         references[index] = None if tensor is None else weakref.ref(tensor)
+
+
+@contextmanager
+def _differentiable(module: nn.Module) -> Iterator[None]:
+    """Recurrent layers in train mode, but without dropout where they were not: cuDNN runs backward
+    in that mode alone."""
+    layers = [m for m in module.modules() if isinstance(m, nn.RNNBase) and type(m) in GATES]
+    before = [(layer, layer.dropout) for layer in layers if not layer.training]
+    for layer, _ in before:
+        layer.training, layer.dropout = True, 0.0
+    try:
+        yield
+    finally:
+        for layer, dropout in before:
+            layer.training, layer.dropout = False, dropout
+
+
+def _check_repeatable(module: nn.Module) -> None:
+    """Refuse the second order of sharpening where a forward cannot be repeated."""
+    for part in module.modules():
+        if (
+            (isinstance(part, Mask) and part.per_step and part.rate > 0)
+            or (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training)
+            or (isinstance(part, nn.RNNBase) and part.dropout > 0 and part.training)
+        ):
+            raise RuntimeError(
+                "the second order of sharpening compares two forward passes, but dropout that is "
+                'drawn anew in each makes them differ; use order="first", or variational dropout'
+            )
 
 
 def in_process_group() -> bool:

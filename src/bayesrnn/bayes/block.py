@@ -168,7 +168,8 @@ class _DrawTheta(torch.autograd.Function):
             block.of_loss = block.joined(parameters, of_losses)
         with beside(block.stream):
             result = block.gradients(parameters, charge, of_losses)
-        block.held.extend(gradients)
+        if block.stream is not None:
+            block.held.extend(gradients)
         return None, None, None, *(result[name] for name in block.parameter_names)
 
 

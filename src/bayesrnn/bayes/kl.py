@@ -5,7 +5,7 @@ is with respect to (loc, scale) directly: no graph is ever built through log q o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,10 +35,6 @@ class Draw(NamedTuple):
     loc: Tensor
     scale: Tensor | None
     eps: Tensor | None
-
-    def view(self, shape: Sequence[int]) -> "Draw":
-        scale, eps = (None if t is None else t.view(shape) for t in (self.scale, self.eps))
-        return Draw(self.theta.view(shape), self.loc.view(shape), scale, eps)
 
 
 class Gradient(NamedTuple):
@@ -138,6 +134,17 @@ def exact_pair(posterior: Posterior, prior: Prior, estimator: Estimator) -> Exac
 
 def check_pair(posterior: Posterior, prior: Prior) -> None:
     """Refuse pairs that make no sense, saying why."""
+    if posterior.second_order and prior.named("learn"):
+        raise Invalid(
+            [
+                (
+                    name,
+                    'of a prior cannot be "learn" with sharpening of the second order: set a '
+                    'number or "fit", or order = "first"',
+                )
+                for name in prior.named("learn")
+            ]
+        )
     if isinstance(prior, Laplace) and prior.named("fit") and not isinstance(posterior, Delta):
         raise Invalid(
             [

@@ -300,15 +300,16 @@ class Sharpened(Gaussian):
     mean loss at phi.
 
     `eta` is where eta starts; it is learnt for each weight and stays between 0 and twice that
-    (unbounded, it overshoots). Its natural size is streams * sigma0^2: there a step gains as much
-    as it costs. 0 keeps it at 0, which leaves weight noise of sigma0. `clip` bounds the norm of g
-    over all weights together (0: off): rare, huge gradients cost a KL of many orders of magnitude,
-    and any function of the batch is a valid centre.
+    (unbounded, it overshoots). Its natural size is streams * sigma0^2, where a look gains most over
+    what it costs; at twice that, to first order, nothing is gained. 0 keeps it at 0, which leaves
+    weight noise of sigma0. `clip` bounds the norm of g over all weights together (0: off): rare,
+    huge gradients cost a KL of many orders of magnitude, and any function of the batch is a valid
+    centre.
 
     `order` says how phi gets its gradient. "first": g is taken as a constant; a step costs one more
     forward and backward pass than an ordinary one. "second": also through g, whose derivative, the
     Hessian, meets one direction only and is taken by finite differences: two further passes. (The
-    factor of the clipping is a constant in both.)
+    factor of the clipping is a constant in both. In bfloat16 the differences are rough.)
 
     The prior of theta is N(phi, sigma0^2), so a batch is charged, in full,
     KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any Gaussian.

@@ -6,7 +6,6 @@ the network at its mean. What a look is worth depends on how much is looked at, 
 (streams and steps of a cut) belongs to the number; it should be that of training.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate.perplexity import token_losses
+from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
 
 
@@ -45,7 +44,8 @@ def evaluate_sharpened(
 ) -> Bound:
     """Score every target of the loader once, each cut by weights that have looked at it.
 
-    phi is the mean of q(phi), or drawn from it anew for every cut. `advance` is told the number of
+    phi is the mean of q(phi), or drawn from it anew for every cut; dropout masks, if there are any,
+    are drawn in both. `advance` is told the number of
     targets after every cut.
     """
     if not any(block.posterior.looks_at_data for block in model.each_block()):
@@ -55,11 +55,9 @@ def evaluate_sharpened(
         )
     nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
     state: State | None = None
-    training = {module: module.training for module in model.modules()}
     before, loader.position = loader.position, 0
-    model.eval()
     try:
-        with model.weights("sample"):
+        with evaluating(model), model.weights("sample"):
             for batch in loader:
 
                 def mean_loss() -> Tensor:
@@ -67,22 +65,18 @@ def evaluate_sharpened(
                     return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
 
                 model.resample(mean_loss, generator, around)
-                with torch.no_grad():
-                    logits, after = model(batch.x, state)
-                    nll += token_losses(logits, batch.y).double().sum()
-                    paid = model.local_kl()
-                    assert paid is not None
-                    kl += paid
+                logits, after = model(batch.x, state)
+                nll += token_losses(logits, batch.y).double().sum()
+                paid = model.local_kl()
+                assert paid is not None
+                kl += paid
                 state = detach(after)
                 if advance is not None:
                     advance(batch.targets)
     finally:
         loader.position = before
-        for module, mode in training.items():
-            module.training = mode
     tokens = loader.targets
     bound = (nll + kl).item() / tokens
-    perplexity = math.exp(bound) if bound < 700 else math.inf
     return Bound(
         tokens,
         loader.streams,
@@ -91,5 +85,5 @@ def evaluate_sharpened(
         nll.item() / tokens,
         kl.item() / tokens,
         bound,
-        perplexity,
+        perplexity_of(bound),
     )

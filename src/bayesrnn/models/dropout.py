@@ -277,7 +277,8 @@ class MaskedRNN(nn.Module):
             parts = flat.split([w.numel() for w in weights])
             weights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
         start = [part.unsqueeze(0) for part in state]
-        options = (weights, True, 1, 0.0, self.training, False, False)
+        keep = torch.is_grad_enabled()  # cuDNN calls what it keeps for a backward pass training
+        options = (weights, True, 1, 0.0, keep, False, False)
         if self.mode == "LSTM":
             y, *last = torch.lstm(x, start, *options)
         else:

@@ -31,7 +31,7 @@ from bayesrnn.train.checkpoint import (
 from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
 from bayesrnn.train.schedule import learning_rate
-from bayesrnn.train.step import Figures, Step, Update, build_optimizer
+from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.task import LanguageTask, Task
 
 LOG_STEPS = 50
@@ -284,8 +284,8 @@ class Trainer:
     def _checkpoint(self) -> Checkpoint:
         optimizer, optimizer_facts = pack_optimizer(self.optimizer)
         carried: dict[str, Tensor] = {"rng.cpu": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            carried["rng.cuda"] = torch.cuda.get_rng_state()
+        if self.task.batches.device.type == "cuda":
+            carried["rng.cuda"] = generator_of(self.task.batches.device).get_state()
         carried |= {f"state.{i}": tensor for i, tensor in enumerate(as_tensors(self.state))}
         facts = {
             "step": self.step,
@@ -318,8 +318,8 @@ class Trainer:
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
         carried = tensors["carried.safetensors"]
         torch.set_rng_state(carried["rng.cpu"])
-        if "rng.cuda" in carried and torch.cuda.is_available():
-            torch.cuda.set_rng_state(carried["rng.cuda"])
+        if "rng.cuda" in carried and device.type == "cuda":
+            generator_of(device).set_state(carried["rng.cuda"])
         names = [f"state.{i}" for i in range(2) if f"state.{i}" in carried]
         self.state = as_state([carried[name].to(device) for name in names])
         self.step, self.epoch = facts["step"], facts["epoch"]

@@ -62,6 +62,7 @@ class Update:
         )
         fused = bool(options.get("fused"))
         self.recordable = device.type == "cuda" and (self._plain or fused)
+        self.compiled = False
         if self.recordable and not self._plain:
             for group in optimizer.param_groups:
                 group["lr"] = self.rate
@@ -83,12 +84,11 @@ class Update:
             if p.grad is not None
         ]
         norm = torch.nn.utils.get_total_norm([g for _, g in pairs])
-        note = compiled(_note) if self.recordable else _note
+        note = compiled(_note) if self.compiled else _note
+        descend = compiled(_descend) if self.compiled else _descend
         factor, fine = note(self.figures, error, kl, norm, self.clip)
         if self.recordable and self._plain:
-            compiled(_descend)(
-                [p.data for p, _ in pairs], [g for _, g in pairs], self.rate * factor, fine
-            )
+            descend([p.data for p, _ in pairs], [g for _, g in pairs], self.rate * factor, fine)
         elif self.recordable:
             self.optimizer.grad_scale = factor.reciprocal()  # type: ignore[attr-defined]
             self.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]
@@ -155,6 +155,7 @@ class Step:
             # With several draws gradients add up, for which they would have to be waited for.
             self._stream = second_stream(device) if self.draws == 1 else None
             self._replay = Replay(self._function, device)
+            update.compiled = True
         else:
             say(f"every step runs kernel by kernel, not as one graph: {obstacle}")
 
@@ -162,7 +163,7 @@ class Step:
         if settings.engine == "eager":
             return 'train.engine is "eager"'
         if not self.update.recordable:
-            return f"torch.optim.{settings.optimizer} has no fused form"
+            return f"torch.optim.{settings.optimizer} has no fused form, or was told not to use it"
         if self.model.per_sequence:
             return "the Fisher estimate takes the gradient of one sequence at a time"
         if in_process_group():
@@ -183,6 +184,8 @@ class Step:
             self._say("recorded a step; from here on it is replayed as one graph")
         if self._replay is not None and self._replay.refused and not known:
             self._say(f"every step runs kernel by kernel: {self._replay.refused}")
+        for block in self.model.each_block():
+            block.summary = None  # of weights that have changed since, which replays do not tell
         carried = as_state(after)
         assert carried is not None
         return carried
@@ -191,20 +194,23 @@ class Step:
         """The first step: where the fast way fails, the same step the ordinary way, and all after
         it (a module that reads the weights of its layers itself cannot be `tuned`)."""
         self._tried = True
-        sums, device = self.objective.state_dict(), batch.x.device
-        random = torch.get_rng_state(), _generator(device).get_state()
+        sums, figures = self.objective.state_dict(), self.update.figures.clone()
+        random = generator_of(batch.x.device).get_state()
         try:
             after = replay.as_it_is(batch.x, batch.y, *as_tensors(state))
+            self._zeros = tuple(torch.zeros_like(s) for s in after)
+            return after
         except Exception as error:  # whatever it is: if it is the user's, it will come again
             why = (str(error).strip() or repr(error)).splitlines()[0]
-            self._say(f"every step runs kernel by kernel: {why}")
-            self._replay = self._stream = None
-            self.objective.load_state_dict(sums)
-            torch.set_rng_state(random[0])
-            _generator(device).set_state(random[1])
-            return as_tensors(self.run(batch, state))
-        self._zeros = tuple(torch.zeros_like(s) for s in after)
-        return after
+        self._say(f"every step runs kernel by kernel: {why}")
+        self._replay, self._stream, self.update.compiled = None, None, False
+        if batch.x.is_cuda:
+            torch.cuda.synchronize(batch.x.device)
+        self.model.join()
+        self.objective.load_state_dict(sums)
+        self.update.figures.copy_(figures)
+        generator_of(batch.x.device).set_state(random)
+        return as_tensors(self.run(batch, state))
 
     def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
@@ -243,7 +249,7 @@ class Step:
             return self.model.kl(self.objective.kl)
 
 
-def _generator(device: torch.device) -> torch.Generator:
+def generator_of(device: torch.device) -> torch.Generator:
     """torch's own, of that device."""
     if device.type != "cuda":
         return torch.default_generator
