@@ -78,13 +78,7 @@ class LanguageModel(nn.Module):
         self.decoder = nn.Linear(hidden, vocabulary)
         if tied:
             self.decoder.weight = self.embedding.weight
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if "bias" in name:
-                    parameter.zero_()
-                    parameter.requires_grad_("bias_hh" not in name)
-                else:
-                    parameter.uniform_(-init, init)
+        start_weights(self, init)
 
     @classmethod
     def from_settings(cls, vocabulary: int, settings: LanguageSettings) -> "LanguageModel":
@@ -93,6 +87,17 @@ class LanguageModel(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         hidden, state = self.rnn(self.embedding(x), state)
         return self.decoder(hidden), state
+
+
+@torch.no_grad()
+def start_weights(module: nn.Module, init: float) -> None:
+    """Weights uniform in +-init and biases at 0; the second bias of recurrent layers is frozen."""
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            parameter.zero_()
+            parameter.requires_grad_("bias_hh" not in name)
+        else:
+            parameter.uniform_(-init, init)
 
 
 def detach(state: State) -> State:
