@@ -19,19 +19,41 @@ from bayesrnn.bayes import (
     Uniform,
     bayesianize,
 )
-from bayesrnn.data import Batch, StreamLoader, TextData, Vocabulary, load_text
+from bayesrnn.data import (
+    Batch,
+    ExampleLoader,
+    Examples,
+    ImageData,
+    ReviewData,
+    StreamLoader,
+    TextData,
+    Vocabulary,
+    load_images,
+    load_reviews,
+    load_text,
+)
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
     Categorical,
     Evaluation,
+    LabelledEvaluation,
     Prediction,
+    evaluate_labelled,
     evaluate_text,
     generate,
     generate_text,
     outputs,
     predict,
+    write_predictions,
 )
-from bayesrnn.models import LanguageModel, detach
+from bayesrnn.models import (
+    LanguageModel,
+    Mlp,
+    MlpSettings,
+    ReviewModel,
+    ReviewSettings,
+    detach,
+)
 from bayesrnn.objective import FreeEnergy, Loss
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
@@ -45,17 +67,26 @@ __all__ = [
     "Categorical",
     "Delta",
     "Evaluation",
+    "ExampleLoader",
+    "Examples",
     "FreeEnergy",
     "Gaussian",
+    "ImageData",
     "Invalid",
+    "LabelledEvaluation",
     "LanguageModel",
     "Laplace",
     "Loss",
+    "Mlp",
+    "MlpSettings",
     "Normal",
     "Posterior",
     "Prediction",
     "Prior",
     "Recipe",
+    "ReviewData",
+    "ReviewModel",
+    "ReviewSettings",
     "ScaleMixture",
     "StreamLoader",
     "TextData",
@@ -64,10 +95,13 @@ __all__ = [
     "Vocabulary",
     "bayesianize",
     "detach",
+    "evaluate_labelled",
     "evaluate_text",
     "generate",
     "generate_text",
     "load",
+    "load_images",
+    "load_reviews",
     "load_text",
     "load_vocabulary",
     "outputs",
@@ -75,4 +109,5 @@ __all__ = [
     "read_recipe",
     "save",
     "train",
+    "write_predictions",
 ]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +16,14 @@ from rich.table import Table
 from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
+from bayesrnn.data import TextData
 from bayesrnn.errors import Invalid, UserError
-from bayesrnn.evaluate import evaluate_text, generate_text
+from bayesrnn.evaluate import evaluate_labelled, evaluate_text, generate_text, write_predictions
 from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import load, load_vocabulary
+from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.loop import train as train_recipe
-from bayesrnn.train.task import LanguageTask
+from bayesrnn.train.task import LanguageTask, build_task
 
 app = typer.Typer(
     name="bayesrnn",
@@ -35,7 +37,7 @@ app = typer.Typer(
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Data = Annotated[str, typer.Option(help="Read the text from here, not from where it was.")]
+Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
 Weights = Literal["mean", "sample"]
 
 
@@ -96,16 +98,15 @@ def train(
     out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
     last = outcome.epochs[-1] if outcome.epochs else {}
+    watched = outcome.watched
     figures: dict[str, Any] = {
         "run": str(out),
         "finished": outcome.finished,
         "steps": outcome.steps,
         "epochs": last.get("epoch", 0),
-        "train_perplexity": last.get("train_perplexity"),
-        "valid_perplexity": last.get("valid_perplexity"),
-        "best_valid_perplexity": min(
-            (line["valid_perplexity"] for line in outcome.epochs), default=None
-        ),
+        **{key: value for key, value in last.items() if key.startswith("train_")},
+        watched: last.get(watched),
+        f"best_{watched}": min((line[watched] for line in outcome.epochs), default=None),
         "error_bits": last.get("error_bits"),
         "complexity_bits": last.get("complexity_bits"),
         "seconds": outcome.seconds,
@@ -116,7 +117,9 @@ def train(
 @app.command()
 def evaluate(
     run: RunFolder,
-    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Which text.")] = "test",
+    split: Annotated[
+        Literal["train", "valid", "test"], typer.Option(help="Which part of the data.")
+    ] = "test",
     weights: Annotated[
         Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
     ] = None,
@@ -124,31 +127,60 @@ def evaluate(
         int | None, typer.Option(min=1, help="How many draws (default 10 with --weights sample).")
     ] = None,
     streams: Annotated[
-        int, typer.Option(min=1, help="Read the text as this many streams; 1 is exact.")
+        int, typer.Option(min=1, help="Read a text as this many streams; 1 is exact.")
     ] = 1,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
     data: Data = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity of a run's model over a whole text, as one stream with the state carried.
+    """How good a run's model is: the perplexity of a whole text, as one stream with the state
+    carried; or the error over all images or reviews.
 
     bayesrnn evaluate runs/ptb --split test
 
     bayesrnn evaluate runs/ptb --samples 10 --json
+
+    bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    loader = LanguageTask(_recipe(run, data), place, load_vocabulary(run)).stream(split, streams)
+    recipe = _recipe(run, data)
+    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    is_text = isinstance(task, LanguageTask)
+    if is_text and predictions is not None:
+        raise typer.BadParameter("--predictions is for images and reviews, and this run's are text")
+    if not is_text and streams != 1:
+        raise typer.BadParameter("--streams is for a text, and this run has none")
     generator = torch.Generator(place).manual_seed(seed)
+    scores: dict[str, Any]
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"reading {split}", total=loader.targets * max(count, 1))
-        result = evaluate_text(
-            model, loader, count, generator, lambda targets: bar.advance(task, targets)
-        )
+        if isinstance(task, LanguageTask):
+            loader = task.stream(split, streams)
+            advance = _advance(bar, split, loader.targets * max(count, 1))
+            text = evaluate_text(model, loader, count, generator, advance)
+            scores = {"streams": streams, **asdict(text)}
+        else:
+            examples = task.examples(split)
+            advance = _advance(bar, split, examples.targets * max(count, 1))
+            result, prediction = evaluate_labelled(
+                model, examples, task.output, count, generator, advance
+            )
+            scores = {
+                "examples": result.examples,
+                "samples": count,
+                **result.scores,
+                "expected_nll": result.expected_nll,
+            }
+            if predictions is not None:
+                write_predictions(predictions, task.data.splits[split], prediction)
     with model.weights("sample"), torch.no_grad():
         model.resample(generator=generator)
         complexity = model.kl().item() if model.has_description_length else None
@@ -156,11 +188,10 @@ def evaluate(
         "run": str(run),
         "split": split,
         "weights": "sample" if count else "mean",
-        "streams": streams,
-        **asdict(result),
+        **scores,
         "complexity_nats": complexity,
     }
-    _show(figures, f"{split} text", as_json)
+    _show(figures, f"{split} {task.unit}", as_json)
 
 
 @app.command()
@@ -185,6 +216,8 @@ def generate(
     """
     model = load(run)
     settings = _recipe(run, "").data
+    if not isinstance(settings, TextData):
+        raise UserError(f"{run} is a run on {settings.kind}, which writes no text")
     generator = torch.Generator().manual_seed(seed)
     text = generate_text(
         model, prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
@@ -228,8 +261,14 @@ def bench(
     Console().print(table)
 
 
+def _advance(bar: Progress, split: str, total: int) -> Callable[[int], None]:
+    """A new line of the bar, and what moves it on."""
+    line = bar.add_task(f"reading {split}", total=total)
+    return lambda targets: bar.advance(line, targets)
+
+
 def _recipe(run: Path, data: str) -> Recipe:
-    """A run's recipe, with its text read from `data` where that is given."""
+    """A run's recipe, with its data read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
     return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
 

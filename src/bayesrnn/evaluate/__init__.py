@@ -2,6 +2,11 @@
 
 from bayesrnn.evaluate import outputs
 from bayesrnn.evaluate.generation import generate, generate_text
+from bayesrnn.evaluate.labelled import (
+    LabelledEvaluation,
+    evaluate_labelled,
+    write_predictions,
+)
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
@@ -9,10 +14,13 @@ from bayesrnn.evaluate.prediction import predict
 __all__ = [
     "Categorical",
     "Evaluation",
+    "LabelledEvaluation",
     "Prediction",
+    "evaluate_labelled",
     "evaluate_text",
     "generate",
     "generate_text",
     "outputs",
     "predict",
+    "write_predictions",
 ]

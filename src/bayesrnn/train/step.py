@@ -133,7 +133,7 @@ class Step:
     def __init__(
         self,
         model: Bayesian,
-        nll: Callable[[Bayesian, Batch, State | None], tuple[Tensor, State]],
+        nll: Callable[[Bayesian, Batch, State | None], tuple[Tensor, State | None]],
         objective: FreeEnergy,
         update: Update,
         settings: TrainSettings,
@@ -145,7 +145,7 @@ class Step:
         self._say = say
         self._replay: Replay | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._zeros: tuple[Tensor, ...] = ()  # the state an epoch starts from
+        self._zeros: tuple[Tensor, ...] | None = None  # the state an epoch starts from, once known
         device = update.rate.device
         if device.type != "cuda":
             return
@@ -168,29 +168,27 @@ class Step:
             return "several processes train together"
         return None
 
-    def __call__(self, batch: Batch, state: State | None) -> State:
-        """Take a step from the carried state (None: zeros); the state to carry on."""
+    def __call__(self, batch: Batch, state: State | None) -> State | None:
+        """Take a step from the carried state (None: zeros); the state to carry on, if any."""
         if self._replay is None:
             return self.run(batch, state)
         self._batch = batch
         seen, known = self._replay.recorded, self._replay.refused
-        if state is None and not self._zeros:
+        if state is None and self._zeros is None:
             after = self._replay.as_it_is(batch.x, batch.y)
             self._zeros = tuple(torch.zeros_like(s) for s in after)
         else:
-            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
+            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros or ()))
         if self._replay.recorded and not seen:
             self._say("recorded a step; from here on it is replayed as one graph")
         if self._replay.refused and not known:
             self._say(f"every step runs kernel by kernel: {self._replay.refused}")
-        carried = as_state(after)
-        assert carried is not None
-        return carried
+        return as_state(after)
 
     def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
 
-    def run(self, batch: Batch, state: State | None) -> State:
+    def run(self, batch: Batch, state: State | None) -> State | None:
         """The step itself."""
         fast = self._replay is not None
         tuned = self.model.tuned(self.dtype, fast, self._stream)
