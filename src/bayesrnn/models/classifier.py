@@ -63,7 +63,7 @@ class ReviewSettings:
     embedding: int = 128
     hidden: int = 128
     layers: int = 1
-    init: float = 0.05
+    init: float = 0.1
     noise: float = 0.2
 
     def __post_init__(self) -> None:
@@ -82,7 +82,8 @@ class ReviewModel(nn.Module):
     rating's mean, and s, where softplus(s) is the scale of its noise, learnt and the same for all.
 
     A review's state is read off at its last word; negative ids after it are padding, and change
-    nothing. Weights start uniform in +-init, biases at 0, the mean at 0.5, the middle of the scale.
+    nothing. Weights start uniform in +-init; biases at 0, but those of an LSTM's forget gates at 1,
+    so that it remembers a whole review from the start, and the mean's at 0.5, mid-scale.
 
     >>> model = ReviewModel(vocabulary=9, settings=ReviewSettings("gru", embedding=4, hidden=5))
     >>> model(torch.tensor([[1, 2, 3], [4, -1, -1]])).shape
@@ -103,6 +104,10 @@ class ReviewModel(nn.Module):
         self.rnn = CELLS[chosen.cell](size, hidden, chosen.layers)  # type: ignore[arg-type]
         self.decoder = nn.Linear(hidden, classes or 1)
         start_weights(self, chosen.init)
+        if chosen.cell == "lstm":
+            for layer in range(chosen.layers):
+                bias = getattr(self.rnn, f"bias_ih_l{layer}")
+                nn.init.ones_(bias[hidden : 2 * hidden])
         if not classes:
             nn.init.constant_(self.decoder.bias, 0.5)
             self.noise = nn.Parameter(torch.tensor([math.log(math.expm1(chosen.noise))]))
