@@ -45,7 +45,7 @@ def write_reviews(folder: Path, **changes: Any) -> ReviewData:
         texts, ratings = [], []
         for _ in range(count):
             word, rating = dice.choice(list(words.items()))
-            filler = [dice.choice(["the", "film", "was", "and"]) for _ in range(dice.randint(0, 9))]
+            filler = [dice.choice(["the", "film", "was", "and"]) for _ in range(dice.randint(0, 6))]
             texts.append(" ".join([*filler, word, word]))
             ratings.append(rating)
         labels = {
