@@ -139,7 +139,7 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
     assert (code, err.count("\n")) == (1, 1)
     assert "is a run on reviews, which writes no text" in err
     code, _, err = cli("evaluate", finished("ratings"), "--predictions", tmp_path / "no/such.csv")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.strip().count("\n")) == (1, 0)
     assert "cannot write" in err
     recipe = write_recipe(tmp_path, train={"max_steps": 2})
     assert cli("train", recipe, "--out", tmp_path / "text", "--quiet")[0] == 0

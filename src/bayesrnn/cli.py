@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,14 +16,14 @@ from rich.table import Table
 from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
-from bayesrnn.data import TextData
+from bayesrnn.data import ExampleLoader, StreamLoader, TextData
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import evaluate_labelled, evaluate_text, generate_text, write_predictions
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.loop import train as train_recipe
-from bayesrnn.train.task import LanguageTask, build_task
+from bayesrnn.train.task import LabelledTask, LanguageTask, build_task
 
 app = typer.Typer(
     name="bayesrnn",
@@ -154,24 +154,27 @@ def evaluate(
     model = load(run).to(place)
     recipe = _recipe(run, data)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-    is_text = isinstance(task, LanguageTask)
-    if is_text and predictions is not None:
-        raise typer.BadParameter("--predictions is for images and reviews, and this run's are text")
-    if not is_text and streams != 1:
-        raise typer.BadParameter("--streams is for a text, and this run has none")
+    loader: StreamLoader | ExampleLoader
+    if isinstance(task, LanguageTask):
+        if predictions is not None:
+            raise typer.BadParameter("--predictions is for images and reviews, not for a text")
+        loader = task.stream(split, streams)
+    else:
+        if streams != 1:
+            raise typer.BadParameter(f"--streams is for a text, and this run reads {task.unit}")
+        loader = task.examples(split)
     generator = torch.Generator(place).manual_seed(seed)
     scores: dict[str, Any]
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        if isinstance(task, LanguageTask):
-            loader = task.stream(split, streams)
-            advance = _advance(bar, split, loader.targets * max(count, 1))
+        line = bar.add_task(f"reading {split}", total=loader.targets * max(count, 1))
+        advance = partial(bar.advance, line)
+        if isinstance(loader, StreamLoader):  # a text
             text = evaluate_text(model, loader, count, generator, advance)
             scores = {"streams": streams, **asdict(text)}
         else:
-            examples = task.examples(split)
-            advance = _advance(bar, split, examples.targets * max(count, 1))
+            assert isinstance(task, LabelledTask)
             result, prediction = evaluate_labelled(
-                model, examples, task.output, count, generator, advance
+                model, loader, task.output, count, generator, advance
             )
             scores = {
                 "examples": result.examples,
@@ -179,8 +182,8 @@ def evaluate(
                 **result.scores,
                 "expected_nll": result.expected_nll,
             }
-            if predictions is not None:
-                write_predictions(predictions, task.data.splits[split], prediction)
+    if predictions is not None and isinstance(task, LabelledTask):
+        write_predictions(predictions, task.data.splits[split], prediction)
     with model.weights("sample"), torch.no_grad():
         model.resample(generator=generator)
         complexity = model.kl().item() if model.has_description_length else None
@@ -259,12 +262,6 @@ def bench(
         row = f"{t.ms:,.1f}", f"{t.words_per_second:,.0f}", f"{t.times_plain:.2f}", peak
         table.add_row(t.case, *row)
     Console().print(table)
-
-
-def _advance(bar: Progress, split: str, total: int) -> Callable[[int], None]:
-    """A new line of the bar, and what moves it on."""
-    line = bar.add_task(f"reading {split}", total=total)
-    return lambda targets: bar.advance(line, targets)
 
 
 def _recipe(run: Path, data: str) -> Recipe:
