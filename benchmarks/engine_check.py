@@ -4,7 +4,8 @@ python benchmarks/engine_check.py recipes/ptb-brnn-medium.toml path/to/ptb > eng
 
 Both start from the same seed and take the same 50 steps; the losses must agree to what float32
 allows. The learning rate is a tenth of the recipe's: at the full one the first steps are chaotic,
-and two runs that differ in the last digit are apart after some twenty steps. Also says how often torch had to re-pack a recurrent layer's weights (never).
+and two runs that differ in the last digit are apart after some twenty steps. Also says how often
+torch had to re-pack a recurrent layer's weights (never).
 """
 
 import json

@@ -11,7 +11,7 @@ from bayesrnn.bench import PEERS, bench, report
 from bayesrnn.cli import main
 from bayesrnn.errors import UserError
 
-CASES = ["plain, ordinary loop", "plain, here", "Bayesian, here"]
+CASES = ["plain, ordinary loop", "plain, here", "Bayesian, here", "sharpened, here"]
 
 
 @pytest.fixture(autouse=True)

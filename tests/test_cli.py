@@ -166,6 +166,45 @@ def test_evaluate_reads_another_text_with_the_runs_vocabulary(
     assert cli("evaluate", finished, "--streams", 5).code == 0
 
 
+def test_evaluate_dynamic_learns_at_the_rate_given(cli: Cli, finished: Path) -> None:
+    still = json.loads(cli("evaluate", finished, "--json").out)
+    zero = json.loads(cli("evaluate", finished, "--dynamic", 0, "--json").out)
+    assert zero == still | {"rate": 0.0, "segment": 5} | {
+        key: pytest.approx(still[key], rel=1e-6) for key in ("nll", "perplexity")
+    }  # cut at other places, and float32
+    found = json.loads(cli("evaluate", finished, "--dynamic", "0.1", "--segment", 7, "--json").out)
+    assert (found["rate"], found["segment"], found["weights"]) == (0.1, 7, "mean")
+    assert found["tokens"] == still["tokens"]
+    assert found["nll"] != still["nll"]
+    assert "search" not in found
+    assert json.loads(cli("evaluate", finished, "--json").out) == still
+
+
+def test_evaluate_dynamic_searches_on_the_validation_text(cli: Cli, finished: Path) -> None:
+    search = ["evaluate", finished, "--dynamic", "search"]
+    found = json.loads(cli(*search, "--json").out)
+    best = min((t for t in found["search"] if t["nll"] is not None), key=lambda t: t["nll"])
+    assert found["rate"] == best["rate"]
+    asked = ["evaluate", finished, "--dynamic", best["rate"], "--json"]
+    assert json.loads(cli(*asked).out)["nll"] == found["nll"]
+    valid = json.loads(cli(*asked, "--split", "valid").out)
+    assert (valid["nll"], valid["perplexity"]) == (best["nll"], best["perplexity"])
+    shown = cli(*search)
+    assert (shown.code, "valid perplexity" in shown.out) == (0, True)
+    assert all(f" {trial['rate']:g} " in shown.out for trial in found["search"])
+
+
+def test_dynamic_evaluation_that_cannot_be_is_one_line(cli: Cli, finished: Path) -> None:
+    diverges = cli("evaluate", finished, "--dynamic", "1e30")
+    assert (diverges.code, diverges.out) == (1, "")
+    [line] = diverges.errors
+    assert "with the rate 1e+30 diverges" in line
+    for split in ("test", "valid"):
+        too_long = cli("evaluate", finished, "--split", split, "--dynamic", 0.1, "--segment", 4000)
+        [line] = too_long.errors
+        assert f"a segment of 4000 steps is longer than text '{split}'" in line
+
+
 def test_a_plain_network_has_no_complexity(cli: Cli, tmp_path: Path) -> None:
     plain: dict[str, Any] = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
     recipe = write_recipe(tmp_path, **plain)
@@ -481,6 +520,13 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
         ["evaluate", "RUN", "--samples", "few"],
         ["evaluate", "RUN", "--weights", "mean", "--samples", "3"],
         ["evaluate", "RUN", "--streams", "0"],
+        ["evaluate", "RUN", "--dynamic", "fast"],
+        ["evaluate", "RUN", "--dynamic", "nan"],
+        ["evaluate", "RUN", "--dynamic=-1"],
+        ["evaluate", "RUN", "--dynamic", "0.1", "--samples", "3"],
+        ["evaluate", "RUN", "--dynamic", "0.1", "--weights", "sample"],
+        ["evaluate", "RUN", "--segment", "0", "--dynamic", "0.1"],
+        ["evaluate", "RUN", "--segment", "5"],
         ["evaluate", "RUN", "--seed", str(10**30)],
         ["evaluate"],
         ["generate", "RUN", "--tokens", "0"],
@@ -496,7 +542,7 @@ def test_wrong_use_exits_with_2(wrong: list[str], cli: Cli, finished: Path) -> N
     result = cli(*(finished if word == "RUN" else word for word in wrong))
     assert (result.code, result.out) == (2, "")
     assert "Traceback" not in result.err
-    flag = next((word for word in wrong if word.startswith("--")), "")
+    flag = next((word for word in wrong if word.startswith("--")), "").partition("=")[0]
     assert flag.lstrip("-") in result.err
 
 

@@ -22,6 +22,7 @@ from bayesrnn import (
     Uniform,
 )
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.models.dropout import DropoutSettings
 from bayesrnn.models.language import LanguageSettings
 from bayesrnn.recipe import (
     POSTERIORS,
@@ -67,6 +68,16 @@ data = st.builds(
 models = st.builds(
     LanguageSettings, cell=st.sampled_from(["lstm", "gru", "rnn"]), hidden=st.integers(1, 2000)
 )
+rates = st.floats(0, 1, exclude_max=True)
+dropouts = st.builds(
+    DropoutSettings,
+    input=rates,
+    recurrent=rates,
+    word=rates,
+    tied=st.booleans(),
+    shared=st.booleans(),
+    noise=st.sampled_from(["bernoulli", "gaussian"]),
+) | st.builds(DropoutSettings, kind=st.just("naive"), input=rates, output=rates)
 trainings = st.builds(
     TrainSettings,
     lr=st.floats(1e-300, 1e300),
@@ -83,6 +94,7 @@ recipes = st.builds(
     Recipe,
     data=data,
     model=models,
+    dropout=dropouts,
     posterior=posteriors | st.dictionaries(text, posteriors | st.just(Delta()), min_size=1),
     prior=priors | st.dictionaries(text, priors, min_size=1),
     bayes=st.builds(BayesSettings, where=st.lists(text, min_size=1, max_size=3).map(tuple)),
@@ -222,6 +234,7 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"data": {"kind": "sounds"}}, "data.kind", "is 'sounds'; allowed: text, images, reviews"),
         ({"data": IMAGES | {"tokens": "words"}}, "data.tokens", "allowed: path, valid"),
         ({"data": IMAGES, "model": {"cell": "gru"}}, "model.cell", "allowed: inputs, hidden"),
+        ({"data": IMAGES, "dropout": {"input": 0.5}}, "dropout", "not for data of kind 'images'"),
         ({"data": REVIEWS | {"classes": 5}}, "data.classes", "must be 0, 3 or 4, got 5"),
         ({"prior": {"kind": "horseshoe"}}, "prior.kind", "is 'horseshoe'; allowed: uniform"),
         ({"prior": {"pi": 0.5}}, "prior.kind", "is missing; allowed: uniform, normal"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayesrnn import Gaussian, ScaleMixture, Vocabulary
+from bayesrnn import Delta, DropoutSettings, Gaussian, Normal, ScaleMixture, Uniform, Vocabulary
 from bayesrnn.recipe import read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
@@ -51,6 +51,34 @@ def test_the_medium_recipe_is_the_published_one() -> None:
         assert isinstance(posterior, Gaussian)
         assert posterior.scale == pytest.approx((low, high), rel=1e-4)
     assert list(recipe.posterior) == ["rnn.*", "*"]
+
+
+def test_the_dropout_recipes_are_the_published_ones() -> None:
+    """Zaremba et al. 2014, Section 4.1; Gal's large network, from his code."""
+    zaremba, medium, large = (
+        read_recipe(path, ["data.path=ptb"])
+        for stem in ("ptb-dropout-medium", "ptb-variational-medium", "ptb-variational-large")
+        for path in RECIPES
+        if path.stem == stem
+    )
+    assert zaremba.dropout == DropoutSettings("naive", input=0.5, output=0.5)
+    assert (zaremba.posterior, zaremba.prior) == (Delta(), Uniform())
+    assert zaremba.model == medium.model
+    assert zaremba.train == medium.train
+    train = zaremba.train
+    assert (train.epochs, train.lr, train.decay, train.decay_after) == (39, 1.0, 0.8, 6)
+    assert (train.clip, zaremba.model.init, zaremba.model.hidden) == (5.0, 0.05, 650)
+    assert large.dropout == DropoutSettings(input=0.5, recurrent=0.3, output=0.5, word=0.3)
+    assert (large.model.hidden, large.model.embedding, large.model.init) == (1500, 1500, 0.04)
+    assert (large.train.epochs, large.train.decay_after, large.train.clip) == (55, 10, 10.0)
+    assert large.train.decay == pytest.approx(1 / 1.15)
+    for recipe in (medium, large):  # a step at lr 1 takes 1e-7 off each weight
+        assert recipe.posterior == Delta()
+        assert isinstance(recipe.prior, Normal)
+        assert isinstance(recipe.prior.scale, float)
+        cuts = (929_589 - 1) // 20 // 35
+        decay = 1 / (cuts * 20 * recipe.prior.scale**2)
+        assert decay == pytest.approx(1e-7, rel=1e-3)
 
 
 def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None:

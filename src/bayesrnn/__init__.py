@@ -16,6 +16,7 @@ from bayesrnn.bayes import (
     Posterior,
     Prior,
     ScaleMixture,
+    Sharpened,
     Uniform,
     bayesianize,
 )
@@ -35,18 +36,22 @@ from bayesrnn.data import (
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
     Categorical,
+    DynamicEvaluation,
     Evaluation,
     LabelledEvaluation,
     Prediction,
+    dynamic_evaluate,
     evaluate_labelled,
     evaluate_text,
     generate,
     generate_text,
     outputs,
     predict,
+    search_rate,
     write_predictions,
 )
 from bayesrnn.models import (
+    DropoutSettings,
     LanguageModel,
     Mlp,
     MlpSettings,
@@ -66,6 +71,8 @@ __all__ = [
     "Bayesian",
     "Categorical",
     "Delta",
+    "DropoutSettings",
+    "DynamicEvaluation",
     "Evaluation",
     "ExampleLoader",
     "Examples",
@@ -88,6 +95,7 @@ __all__ = [
     "ReviewModel",
     "ReviewSettings",
     "ScaleMixture",
+    "Sharpened",
     "StreamLoader",
     "TextData",
     "Uniform",
@@ -95,6 +103,7 @@ __all__ = [
     "Vocabulary",
     "bayesianize",
     "detach",
+    "dynamic_evaluate",
     "evaluate_labelled",
     "evaluate_text",
     "generate",
@@ -108,6 +117,7 @@ __all__ = [
     "predict",
     "read_recipe",
     "save",
+    "search_rate",
     "train",
     "write_predictions",
 ]

@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Delta, Gaussian, ScaleMixture, Uniform, bayesianize
+from bayesrnn.bayes import (
+    Delta,
+    Gaussian,
+    Posterior,
+    ScaleMixture,
+    Sharpened,
+    Uniform,
+    bayesianize,
+)
 from bayesrnn.data.batching import Batch
 from bayesrnn.engine import WARM_UP, products_in
 from bayesrnn.errors import UserError
@@ -36,6 +44,9 @@ UNITS = {"small": 200, "medium": 650, "large": 1500}  # Zaremba et al. 2014
 UNROLL = {"small": 20, "medium": 35, "large": 35}
 ORDINARY = "plain, ordinary loop"
 TURN = 20
+PLAIN = Delta()
+BAYESIAN = Gaussian((0.046, 0.092))
+SHARPENED = Sharpened((0.046, 0.092))
 PEERS = ("blitz", "bayesian-torch")
 
 
@@ -73,14 +84,15 @@ def bench(
     batch = _batch(size, place)
     makers: dict[str, Callable[[], Step]] = {
         ORDINARY: lambda: _plain(size, batch),
-        "plain, here": lambda: _ours(size, batch, plain=True),
-        "Bayesian, here": lambda: _ours(size, batch, plain=False),
+        "plain, here": lambda: _ours(size, batch, PLAIN),
+        "Bayesian, here": lambda: _ours(size, batch, BAYESIAN),
+        "sharpened, here": lambda: _ours(size, batch, SHARPENED),
     }
     if place.type == "cuda":
         makers |= {
-            "plain, here, bfloat16": lambda: _ours(size, batch, True, "bfloat16"),
-            "Bayesian, here, bfloat16": lambda: _ours(size, batch, False, "bfloat16"),
-            "Bayesian, here, eager": lambda: _ours(size, batch, False, engine="eager"),
+            "plain, here, bfloat16": lambda: _ours(size, batch, PLAIN, "bfloat16"),
+            "Bayesian, here, bfloat16": lambda: _ours(size, batch, BAYESIAN, "bfloat16"),
+            "Bayesian, here, eager": lambda: _ours(size, batch, BAYESIAN, engine="eager"),
         }
     if peers:
         makers |= {name: partial(_peer, name, size, batch) for name in PEERS}
@@ -198,16 +210,16 @@ def _plain(size: Size, batch: Batch) -> Step:
 def _ours(
     size: Size,
     batch: Batch,
-    plain: bool,
+    posterior: Posterior,
     precision: Literal["tf32", "bfloat16"] = "tf32",
     engine: Literal["auto", "eager"] = "auto",
 ) -> Step:
     net = _net(size, batch)
-    if plain:
-        model = bayesianize(net, Delta(), Uniform())
+    if posterior is PLAIN:
+        model = bayesianize(net, posterior, Uniform())
     else:
         where = ["embedding.weight", "rnn.*", "decoder.weight"]
-        model = bayesianize(net, Gaussian((0.046, 0.092)), ScaleMixture(), where)
+        model = bayesianize(net, posterior, ScaleMixture(), where)
     settings = TrainSettings(lr=0.1, precision=precision, engine=engine)
     optimizer = build_optimizer(settings, model)
     update = Update(optimizer, settings.clip, batch.x.device)

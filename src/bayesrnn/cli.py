@@ -1,9 +1,10 @@
 """The command line: a table of commands; the work is done elsewhere."""
 
 import json
+import math
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,9 +17,19 @@ from rich.table import Table
 from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
-from bayesrnn.data import ExampleLoader, StreamLoader, TextData
+from bayesrnn.data import TextData
 from bayesrnn.errors import Invalid, UserError
-from bayesrnn.evaluate import evaluate_labelled, evaluate_text, generate_text, write_predictions
+from bayesrnn.evaluate import (
+    RateSearch,
+    dynamic_evaluate,
+    evaluate_labelled,
+    evaluate_text,
+    generate_text,
+    search_rate,
+    write_predictions,
+)
+from bayesrnn.evaluate.dynamic import RATES
+from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
@@ -129,6 +140,24 @@ def evaluate(
     streams: Annotated[
         int, typer.Option(min=1, help="Read a text as this many streams; 1 is exact.")
     ] = 1,
+    sharpened: Annotated[
+        bool,
+        typer.Option(
+            "--sharpened", help="A sharpened model's bound, in cuts of the shape it was trained on."
+        ),
+    ] = False,
+    dynamic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE|search",
+            help="Learn at this rate from each segment once it is scored; search tries several "
+            "rates on the validation text first.",
+        ),
+    ] = None,
+    segment: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps a segment of --dynamic (default: the training's unroll)."),
+    ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
@@ -145,56 +174,88 @@ def evaluate(
 
     bayesrnn evaluate runs/ptb --samples 10 --json
 
+    bayesrnn evaluate runs/ptb --dynamic 0.1
+
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
+    if sharpened:
+        if dynamic is not None or samples is not None:
+            raise typer.BadParameter("--sharpened goes neither with --dynamic nor with --samples")
+        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
+        return
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
+    if dynamic is not None and count:
+        raise typer.BadParameter("--dynamic moves the posterior mean; leave out draws")
+    if dynamic is None and segment is not None:
+        raise typer.BadParameter("--segment is of --dynamic; give that too")
+    rate = _rate(dynamic) if dynamic is not None else None
     place = choose_device(device, "--device")
     model = load(run).to(place)
     recipe = _recipe(run, data)
+    flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
+    _check_flags(recipe, flags | {"--predictions": predictions is not None})
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-    loader: StreamLoader | ExampleLoader
-    if isinstance(task, LanguageTask):
-        if predictions is not None:
-            raise typer.BadParameter("--predictions is for images and reviews, not for a text")
-        loader = task.stream(split, streams)
-    else:
-        if streams != 1:
-            raise typer.BadParameter(f"--streams is for a text, and this run reads {task.unit}")
-        loader = task.examples(split)
     generator = torch.Generator(place).manual_seed(seed)
+    search: RateSearch | None = None
     scores: dict[str, Any]
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task(f"reading {split}", total=loader.targets * max(count, 1))
-        advance = partial(bar.advance, line)
-        if isinstance(loader, StreamLoader):  # a text
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def reading(what: str, targets: int) -> Callable[[int], None]:
+            line = bar.add_task(what, total=targets)
+            return lambda done: bar.advance(line, done)
+
+        if isinstance(task, LabelledTask):
+            examples = task.examples(split)
+            advance = reading(f"reading {split}", examples.targets * max(count, 1))
+            found, prediction = evaluate_labelled(
+                model, examples, task.output, count, generator, advance
+            )
+            scores = {
+                "examples": found.examples,
+                "samples": count,
+                **found.scores,
+                "expected_nll": found.expected_nll,
+            }
+            if predictions is not None:
+                write_predictions(predictions, task.data.splits[split], prediction)
+        elif dynamic is None:
+            loader = task.stream(split, streams)
+            advance = reading(f"reading {split}", loader.targets * max(count, 1))
             text = evaluate_text(model, loader, count, generator, advance)
             scores = {"streams": streams, **asdict(text)}
         else:
-            assert isinstance(task, LabelledTask)
-            result, prediction = evaluate_labelled(
-                model, loader, task.output, count, generator, advance
-            )
-            scores = {
-                "examples": result.examples,
-                "samples": count,
-                **result.scores,
-                "expected_nll": result.expected_nll,
-            }
-    if predictions is not None and isinstance(task, LabelledTask):
-        write_predictions(predictions, task.data.splits[split], prediction)
+            unroll = segment or recipe.train.unroll
+            if rate is None:
+                loader = task.stream("valid", streams, unroll)
+                advance = reading("trying rates on valid", loader.targets * len(RATES))
+                search = search_rate(model, loader, RATES, advance=advance)
+                rate = search.rate
+            loader = task.stream(split, streams, unroll)
+            advance = reading(f"reading {split}", loader.targets)
+            text = dynamic_evaluate(model, loader, rate, advance=advance)
+            scores = {"streams": streams, **asdict(text)}
     with model.weights("sample"), torch.no_grad():
         model.resample(generator=generator)
         complexity = model.kl().item() if model.has_description_length else None
-    figures = {
+    figures: dict[str, Any] = {
         "run": str(run),
         "split": split,
         "weights": "sample" if count else "mean",
         **scores,
         "complexity_nats": complexity,
     }
+    if search is not None and as_json:
+        figures["search"] = [asdict(trial) for trial in search.tried]
     _show(figures, f"{split} {task.unit}", as_json)
+    if search is not None and not as_json:
+        tried = Table("rate", "valid perplexity", title="rates tried")
+        for trial in search.tried:
+            shown = "diverged" if trial.perplexity is None else _shown(trial.perplexity)
+            tried.add_row(f"{trial.rate:g}", shown)
+        Console().print(tried)
 
 
 @app.command()
@@ -264,6 +325,50 @@ def bench(
     Console().print(table)
 
 
+def _evaluate_sharpened(
+    run: Path, split: str, weights: Weights, seed: int, data: str, device: str, as_json: bool
+) -> None:
+    """`evaluate --sharpened`: phi is the mean, or drawn."""
+    place = choose_device(device, "--device")
+    model, recipe = load(run).to(place), _recipe(run, data)
+    _check_flags(recipe, {"--sharpened": True})
+    task = LanguageTask(recipe, place, load_vocabulary(run))
+    loader = task.stream(split, recipe.train.streams, recipe.train.unroll)
+    generator = torch.Generator(place).manual_seed(seed)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(f"reading {split}", total=loader.targets)
+        found = evaluate_sharpened(
+            model,
+            loader,
+            "mean" if weights == "mean" else "draw",
+            generator,
+            lambda targets: bar.advance(row, targets),
+        )
+    figures = {"run": str(run), "split": split, **asdict(found)}
+    _show(figures, f"{split} text, sharpened: an upper bound", as_json)
+
+
+def _check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
+    """--predictions is for all but text, every other flag here for text alone."""
+    is_text = isinstance(recipe.data, TextData)
+    for flag in (flag for flag, is_used in used.items() if is_used):
+        if is_text == (flag == "--predictions"):
+            raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
+
+
+def _rate(dynamic: str) -> float | None:
+    """The rate that --dynamic gives; None where it is to be searched for."""
+    if dynamic == "search":
+        return None
+    try:
+        rate = float(dynamic)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise typer.BadParameter(f"--dynamic is a rate, 0 or above, or search; got {dynamic!r}")
+    return rate
+
+
 def _recipe(run: Path, data: str) -> Recipe:
     """A run's recipe, with its data read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
@@ -277,9 +382,11 @@ def _show(figures: dict[str, Any], title: str, as_json: bool) -> None:
         return
     table = Table(title=title, show_header=False)
     for key, value in figures.items():
-        if isinstance(value, float):
-            shown = f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-        else:
-            shown = "-" if value is None else str(value)
-        table.add_row(key.replace("_", " "), shown)
+        table.add_row(key.replace("_", " "), _shown(value))
     Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "-" if value is None else str(value)

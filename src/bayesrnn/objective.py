@@ -59,6 +59,9 @@ def _lengths(error: float, complexity: float, defined: bool, unit: float) -> Len
 class Loss:
     """The free energy of one batch (of one draw of it), in nats.
 
+    `error` is the loss of the data and, for a sharpened posterior, what it was charged for its look
+    at them: together they bound the loss (Fortunato 2017, eq. 17).
+
     `backward()` is that of `objective`: (error + complexity) / streams, the published scale of a
     learning rate, divided by the number of draws of the step.
     """
@@ -92,19 +95,19 @@ class Loss:
         defined = self.model.has_description_length
         return _lengths(self.error.item(), self.complexity.item(), defined, unit)
 
-    def _can_charge(self) -> bool:
-        """Whether the KL's gradient can ride on the loss's: not where a prior learns (its gradient
-        is in the graph), nor in a process group (whose hooks every gradient must pass)."""
-        learns = any(charge.hyper.learnt() for charge in self.charges)
-        return self.error.requires_grad and not learns and not in_process_group()
-
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
         scale = self.streams * self.draws
         if not self.model.per_sequence:
-            if self._can_charge():
-                with self.model.charged(self.charges, self.share / scale):
-                    (self.error / scale).backward()
+            if _can_charge(self.losses, self.charges):
+                with self.model.charged(self.charges, self.share / scale, 1 / scale):
+                    (self.losses.sum() / scale).backward()
+                self.model.bend(1 / scale)
+            elif self.model.second_order:
+                raise RuntimeError(
+                    "the second order of sharpening is not available where a prior learns or "
+                    'several processes train together; use order="first"'
+                )
             else:
                 self.objective.backward()
             return
@@ -123,6 +126,13 @@ class Loss:
         for parameter, total in zip(parameters, sums, strict=True):
             total /= scale
             parameter.grad = total if parameter.grad is None else parameter.grad + total
+
+
+def _can_charge(losses: Tensor, charges: Sequence[Charge]) -> bool:
+    """Whether the KL's gradient can ride on the loss's: not where a prior learns (its gradient is
+    in the graph), nor in a process group (whose hooks every gradient must pass)."""
+    learns = any(charge.hyper.learnt() for charge in charges)
+    return losses.requires_grad and not learns and not in_process_group()
 
 
 class FreeEnergy:
@@ -214,8 +224,11 @@ class FreeEnergy:
         with inner.beside():
             complexity = share * (inner.kl(self.kl) if divergence is None else divergence)
             self._complexity.add_(complexity.detach().double() / draws)
-        losses = nll.reshape(-1)
-        loss = Loss(nll.sum(), complexity, share, streams, draws, inner, losses, inner.charges())
+        losses, charges, error = nll.reshape(-1), inner.charges(), nll.sum()
+        local = inner.local_kl()
+        if local is not None:
+            error = error + local
+        loss = Loss(error, complexity, share, streams, draws, inner, losses, charges)
         self._error.add_(loss.error.detach().double() / draws)
         self._defined = inner.has_description_length
         return loss

@@ -1,9 +1,10 @@
 """Recipes: frozen dataclasses <-> TOML tables. Strict, and every problem is reported at once.
 
-A recipe has the tables `[data]`, `[model]`, `[posterior]`, `[prior]`, `[bayes]` and `[train]`. Each
-is the table of one dataclass. `[data]` says which with `kind` (by default "text"), which also
-decides what `[model]` is. `[posterior]` and `[prior]` say which with `kind`, and may instead hold
-one such table for each name pattern (`[posterior."rnn.*"]`), where the first match counts.
+A recipe has the tables `[data]`, `[model]`, `[dropout]`, `[posterior]`, `[prior]`, `[bayes]` and
+`[train]`. Each is the table of one dataclass. `[data]` says which with `kind` (by default "text"),
+which also decides what `[model]` is. `[posterior]` and `[prior]` say which with `kind`, and may
+instead hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first match
+counts.
 """
 
 import dataclasses
@@ -16,17 +17,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bayesrnn.bayes import Delta, Gaussian, Laplace, Normal, Posterior, Prior, ScaleMixture, Uniform
+from bayesrnn.bayes import (
+    Delta,
+    Gaussian,
+    Laplace,
+    Normal,
+    Posterior,
+    Prior,
+    ScaleMixture,
+    Sharpened,
+    Uniform,
+)
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
 from bayesrnn.data import ImageData, ReviewData, TextData
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.models import LanguageSettings, MlpSettings, ReviewSettings
+from bayesrnn.models import DropoutSettings, LanguageSettings, MlpSettings, ReviewSettings
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
 Problems = list[tuple[str, str]]
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
 Data = TextData | ImageData | ReviewData
@@ -56,6 +67,7 @@ class Recipe:
 
     data: Data
     model: Model = field(default_factory=LanguageSettings)
+    dropout: DropoutSettings = field(default_factory=DropoutSettings)
     posterior: Posterior | Mapping[str, Posterior] = field(default_factory=Gaussian)
     prior: Prior | Mapping[str, Prior] = field(default_factory=ScaleMixture)
     bayes: BayesSettings = field(default_factory=BayesSettings)
@@ -102,6 +114,7 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
         "data": lambda t, key, out: _read_data(t, key, out),
         "model": lambda t, key, out: _read(_model_of(table), t, key, out),
+        "dropout": lambda t, key, out: _read(DropoutSettings, t, key, out),
         "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
         "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
         "bayes": lambda t, key, out: _read(BayesSettings, t, key, out),
@@ -313,6 +326,11 @@ def _unknown(key: str, known: Sequence[str], said: str) -> str:
 
 def _check_together(recipe: Recipe) -> None:
     """What one table's settings mean for another's (with patterns: when the model is built)."""
+    if isinstance(recipe.model, MlpSettings):
+        none = recipe.dropout == DropoutSettings()
+        require((none, "dropout", f"is not for data of kind {recipe.data.kind!r}"))
+    else:
+        recipe.dropout.check_cell(recipe.model.cell)
     posterior, prior = recipe.posterior, recipe.prior
     if isinstance(posterior, Mapping) or isinstance(prior, Mapping):
         return

@@ -65,6 +65,10 @@ def save(model: Bayesian, folder: str | Path) -> None:
                 raise UserError(f"cannot save: the module has a tensor named {key} of its own")
             if value is not None:
                 tensors[key] = value
+    for block in model.each_block():
+        for further in block.posterior.further:
+            views = block.layout.split(getattr(block, further).detach())
+            tensors |= {f"{name}.{further}": view for name, view in views.items()}
     priors = [
         {"settings": object_to_table(hyper.prior), "values": _values(hyper)}
         for hyper in model.each_prior()
@@ -130,9 +134,9 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
     if vocabulary is None:
         raise ValueError(f"a network for data of kind {recipe.data.kind!r} needs a vocabulary")
     if isinstance(settings, LanguageSettings):
-        return LanguageModel.from_settings(len(vocabulary), settings)
+        return LanguageModel.from_settings(len(vocabulary), settings, recipe.dropout)
     assert isinstance(recipe.data, ReviewData)
-    return ReviewModel(len(vocabulary), settings, recipe.data.classes)
+    return ReviewModel(len(vocabulary), settings, recipe.data.classes, recipe.dropout)
 
 
 def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:
@@ -154,10 +158,11 @@ def _check_fits(
     here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     parameters = dict(module.named_parameters())
     tied = {n for n, _ in module.named_parameters(remove_duplicate=False) if n not in parameters}
+    beside = {further for cls in POSTERIORS.values() for further in ("scale", *cls.further)}
     there = {
         name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: tuple(t.shape)
         for name, t in tensors.items()
-        if not (name.endswith(".scale") and name.removesuffix(".scale") in weights)
+        if not (name.rpartition(".")[2] in beside and name.rpartition(".")[0] in weights)
     }
     wrong = [
         f"{name} is {there[name]} there and {here[name]} here"
@@ -215,6 +220,9 @@ def _fill(
             )
         for name, value in block.posterior.restore(loc, scale).items():
             getattr(block, name).copy_(value)
+        for further in block.posterior.further:
+            named = {w.name: tensors[f"{w.name}.{further}"] for w in block.layout.weights}
+            getattr(block, further).copy_(block.layout.join(named))
     for hyper in model.each_prior():
         given = next(numbers for prior, numbers in values if prior is hyper.prior)
         for name, tensor in hyper.state_dict().items():

@@ -435,7 +435,8 @@ def test_views_are_aligned_to_16_bytes_and_hold_the_weights(dtype: torch.dtype) 
     model = bayesianize(net, Gaussian(0.3))
     model.resample()
     for block in model.blocks:
-        for flat in (block.loc, block.rho, block.flat_draw()):
+        drawn = block.posterior.draw(block.parameters_by_name, block.noise)
+        for flat in (block.loc, block.rho, drawn):
             assert flat.dtype == dtype
             for view in block.layout.split(flat).values():
                 assert view.data_ptr() % 16 == 0

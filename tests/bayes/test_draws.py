@@ -381,12 +381,8 @@ class Nudged(Gaussian):
     looks_at_data: ClassVar[bool] = True
 
     def refine(
-        self,
-        parameters: Tensors,
-        noise: Tensors,
-        gradient: Tensor,
-        generator: torch.Generator | None,
-    ) -> Tensors:
+        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         return {"eps": noise["eps"] - self.step * gradient}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesrnn import Mlp, MlpSettings, ReviewModel, ReviewSettings
+from bayesrnn import DropoutSettings, Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.language import Cell
 
 CELLS: list[Cell] = ["lstm", "gru", "rnn"]
@@ -54,6 +54,23 @@ def test_padding_changes_nothing(cell: Cell, classes: int) -> None:
         torch.autograd.grad(output.square().sum(), parameters) for output in (model(padded), alone)
     )
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_padding_changes_nothing_under_masks_either(cell: Cell) -> None:
+    """With the same masks a shorter review gives the same, however long the others are."""
+    dropout = DropoutSettings(input=0.5, recurrent=0.25, output=0.5, word=0.25)
+    settings = ReviewSettings(cell, embedding=4, hidden=6, init=0.5)
+    model = ReviewModel(11, settings, dropout=dropout)
+    short = torch.randint(11, (3, 5))
+    padded = torch.cat([short, torch.full((3, 4), -1)], dim=1)
+    outputs = []
+    for x in (short, padded):
+        torch.manual_seed(1)
+        outputs.append(model(x))
+    assert torch.allclose(outputs[0], outputs[1], atol=1e-6)
+    assert not torch.allclose(model(short), outputs[0])
+    assert not torch.allclose(model.eval()(short), outputs[0])
 
 
 def test_the_review_is_read_off_at_its_last_word() -> None:

@@ -29,6 +29,10 @@ KINDS: dict[str, tuple[MakeRecipe, dict[str, Any]]] = {
         PLAIN | {"model": {"cell": "lstm"}, "bayes": {"where": ["*"]}},
     ),
     "classes": (review_recipe, {"data": {"classes": 3}}),
+    "ratings, dropout": (
+        review_recipe,
+        PLAIN | {"dropout": {"input": 0.1, "recurrent": 0.1, "word": 0.1}},
+    ),
 }
 WATCHED = {
     "images": "valid_error_percent",
@@ -36,6 +40,7 @@ WATCHED = {
     "images, Fisher": "valid_error_percent",
     "ratings": "test_rmse",
     "plain ratings": "test_rmse",
+    "ratings, dropout": "test_rmse",
     "classes": "test_error_percent",
 }
 

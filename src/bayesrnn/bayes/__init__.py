@@ -2,7 +2,7 @@
 
 from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
-from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
+from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior, Sharpened
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Posterior",
     "Prior",
     "ScaleMixture",
+    "Sharpened",
     "Uniform",
     "bayesianize",
     "default_input_axis",

@@ -1,5 +1,6 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from bayesrnn.bayes.block import Block, Charge, Hyper, beside
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.placement import Placement, place
+from bayesrnn.models.dropout import Mask
 
 
 class Bayesian(nn.Module):
@@ -35,6 +37,7 @@ class Bayesian(nn.Module):
         self.priors = nn.ModuleList(priors)
         self._slots = {name: tuple(places) for name, places in slots.items()}
         self._owners = {block: self._one_owner(block) for block in blocks}
+        self._masks = [part for part in module.modules() if isinstance(part, Mask)]
         self._placements: dict[tuple[Block, torch.dtype, bool], Placement | None] = {}
         self._aligned = False  # weights may lie in frames larger than they are
         self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
@@ -42,7 +45,10 @@ class Bayesian(nn.Module):
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
         self._drawn = False  # the last forward (or resample) used a draw
-        self._leaves: dict[Block, Tensor] | None = None  # theta while `resample` takes gradients
+        self._look: tuple[Callable[[], Tensor], Tensor | float] | None = (
+            None  # the last, if it bends
+        )
+        self._leaves: dict[Block, dict[str, Tensor]] = {}  # theta while gradients are taken at it
 
     # --- drawing -----------------------------------------------------------------------------
 
@@ -50,6 +56,8 @@ class Bayesian(nn.Module):
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self._place_weights()
         with self._bound(self._weights()):
+            for mask in self._masks:  # part of the draw: on with it, and held with it
+                mask.mode = "off" if self._uses_mean() else "held" if self._holding else "auto"
             return self.module(*args, **kwargs)
 
     @contextmanager
@@ -100,11 +108,14 @@ class Bayesian(nn.Module):
         before = (self._mode, self._holding, self._keep)
         wanted = self._holding or self._keep  # a draw that is still to be used afterwards
         held = [block.noise for block in self.each_block()] if wanted else None
+        masks = [mask.held for mask in self._masks]
         self._mode, self._holding, self._keep = which, True, False
         try:
             yield
         finally:
             self._mode, self._holding, self._keep = before
+            for mask, kept in zip(self._masks, masks, strict=True):
+                mask.held = kept
             if held is not None:
                 for block, noise in zip(self.each_block(), held, strict=True):
                     block.noise = noise
@@ -124,20 +135,23 @@ class Bayesian(nn.Module):
         self,
         nll: Callable[[], Tensor] | None = None,
         generator: torch.Generator | None = None,
+        around: Literal["draw", "mean"] = "draw",
     ) -> None:
         """Draw now; the next forward (all of them inside `hold`) uses this draw.
 
-        `nll` runs the model on the batch at hand and returns its loss: posteriors that look at the
-        data need it, the others ignore it. `generator` must be on the weights' device; without it
-        the draw comes from torch's own, and differs between the ranks of a process group.
+        `nll` runs the model on the batch at hand and returns its mean loss: posteriors that look at
+        the data (sharpened ones) need it in training, the others ignore it; without it, in eval
+        mode, they give the draw that has not looked. `around` the "mean" is without noise before
+        that look. `generator` must be on the weights' device; without it the draw comes from
+        torch's own, and differs between the ranks of a process group.
         """
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
-        if looking and nll is None:
+        if looking and nll is None and self.training:
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior looks at the data: call "
                 "model.resample(nll=lambda: loss of the batch) before the forward"
             )
-        if looking and self._uses_mean():
+        if looking and nll is not None and self._uses_mean():
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior takes gradients at its draw: call "
                 'resample(nll=...) in train mode or inside model.weights("sample")'
@@ -145,27 +159,111 @@ class Bayesian(nn.Module):
         if generator is None:
             generator = _rank_generator(next(self.each_block()).mean().device)
         self._place_weights()
+        for mask in self._masks:
+            mask.renew(generator)
         for block in self.each_block():
             with self._beside_if_late(block):
                 block.resample(generator)
+                if around == "mean" and block.noise:
+                    block.noise["eps"].zero_()
         self._keep = self._drawn = True
-        if not looking or nll is None:
-            return
+        if looking and nll is not None:
+            self._look_at_data(looking, nll, generator)
+
+    def _look_at_data(
+        self,
+        looking: Sequence[Block],
+        nll: Callable[[], Tensor],
+        generator: torch.Generator | None,
+    ) -> None:
+        """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
+        leaves: dict[Block, dict[str, Tensor]] = {}
+        for block in looking:
+            with self._beside_if_late(block):
+                leaves[block] = block.leaves()
+        gradients = self._gradients_at(leaves, nll)
+        bound = min(block.posterior.largest_look for block in looking)
+        factor: Tensor | float = 1.0
+        if math.isfinite(bound):
+            factor = (bound / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, factor)
+        for block, gradient in zip(looking, gradients, strict=True):
+            assert block.noise is not None
+            block.noise = block.posterior.refine(block.noise, gradient, generator)
+        self._keep = True
+        self._look = (nll, factor) if any(b.posterior.second_order for b in looking) else None
+
+    def _gradients_at(
+        self, leaves: dict[Block, dict[str, Tensor]], nll: Callable[[], Tensor]
+    ) -> list[Tensor]:
+        """The loss's gradient, flat for each block, with these weights in the place of its draw."""
+        inputs = [leaf for named in leaves.values() for leaf in named.values()]
+        inputs = [leaf for leaf in inputs if leaf.requires_grad]
+        kept = self._keep
         with self.hold(), torch.enable_grad():
-            self._leaves = {block: block.flat_draw().requires_grad_() for block in looking}
+            self._leaves, self._keep = leaves, True
             try:
-                gradients = torch.autograd.grad(nll(), list(self._leaves.values()))
+                found = iter(torch.autograd.grad(nll(), inputs, allow_unused=True))
             except BaseException:
                 self._keep = self._drawn = False
                 raise
             finally:
-                self._leaves = None
-        for block, gradient in zip(looking, gradients, strict=True):
-            assert block.noise is not None
-            block.noise = block.posterior.refine(
-                block.parameters_by_name, block.noise, gradient, generator
-            )
-        self._keep = True
+                self._leaves = {}
+        self._keep = kept
+        self.join()
+        gradients = []
+        for block in leaves:
+            own = [next(found) for _ in block.layout.weights]
+            corners = block.corners(own, block.placement)
+            gradients.append(block.joined(block.parameters_by_name, corners).detach())
+        return gradients
+
+    def bend(self, local: float) -> None:
+        """Add to the gradients what comes through the look at the batch (the second order of
+        sharpening): the Hessian at phi times one direction v, by a central difference."""
+        if self._look is None:
+            return
+        (nll, factor), self._look = self._look, None
+        self.join()
+        bent = [b for b in self.each_block() if b.posterior.second_order]
+        given = [(b.parameters_by_name, b.noise, b.of_loss) for b in bent]
+        with torch.no_grad():
+            v = [
+                factor * b.posterior.bend(parameters, noise, of_loss, local)
+                for b, (parameters, noise, of_loss) in zip(bent, given, strict=True)
+                if noise is not None and of_loss is not None
+            ]
+            phi = [
+                b.posterior.draw(parameters, {"eps": noise["eps"]})
+                for b, (parameters, noise, _) in zip(bent, given, strict=True)
+                if noise is not None
+            ]
+            length = torch.nn.utils.get_total_norm(v).clamp_min(torch.finfo(v[0].dtype).tiny)
+            size = torch.nn.utils.get_total_norm(phi)
+            r = torch.finfo(v[0].dtype).eps ** (1 / 3) * (1 + size) / length
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                leaves = {
+                    b: b.leaves_of(torch.add(p, sign * r * d))
+                    for b, p, d in zip(bent, phi, v, strict=True)
+                }
+            ends.append(self._gradients_at(leaves, nll))
+        with torch.no_grad():
+            for b, (parameters, noise, _), plus, minus in zip(bent, given, *ends, strict=True):
+                assert noise is not None
+                lifted = b.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
+                for name, gradient in b.posterior.chain(parameters, *lifted).items():
+                    parameter: nn.Parameter = getattr(b, name)
+                    if parameter.grad is not None:
+                        parameter.grad += gradient
+                b.of_loss = None
+
+    def local_kl(self) -> Tensor | None:
+        """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
+        where no posterior looks."""
+        terms = [b.local_kl() for b in self.each_block() if b.posterior.looks_at_data]
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
 
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
@@ -221,6 +319,11 @@ class Bayesian(nn.Module):
         """Whether some posterior wants the gradients of single sequences (Fisher estimate)."""
         return any(block.posterior.per_sequence for block in self.each_block())
 
+    @property
+    def second_order(self) -> bool:
+        """Whether some posterior's gradient goes through its look at the data."""
+        return any(block.posterior.second_order for block in self.each_block())
+
     @contextmanager
     def one_sequence(self) -> Iterator[None]:
         """The backward passes inside are of one sequence's loss each (`FreeEnergy` uses it)."""
@@ -233,13 +336,14 @@ class Bayesian(nn.Module):
                 block.one_sequence = False
 
     @contextmanager
-    def charged(self, charges: Sequence[Charge], weight: float) -> Iterator[None]:
-        """The KL of those charges, times `weight`, is added to what the backward pass inside gives.
+    def charged(self, charges: Sequence[Charge], weight: float, local: float) -> Iterator[None]:
+        """The KL of those charges, times `weight`, and `local` times what the batch is charged in
+        full, is added to what the backward pass inside gives.
 
         Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
-            block.charge = replace(charge, weight=weight)
+            block.charge = replace(charge, weight=weight, local=local)
         try:
             yield
             with self.beside():
@@ -283,15 +387,11 @@ class Bayesian(nn.Module):
             self.resample()
         self._keep = self._holding
         self._drawn = True
-        leaves = self._leaves or {}
+        leaves = self._leaves
         found: dict[Block, dict[str, Tensor]] = {}
         for block in self.each_block():
             with self._beside_if_late(block):
-                found[block] = (
-                    block.lay(leaves[block])
-                    if block in leaves
-                    else block.draw(self.hyper(block).prior)
-                )
+                found[block] = leaves.get(block) or block.draw(self.hyper(block).prior)
         return found
 
     @contextmanager

@@ -88,6 +88,7 @@ class Charge:
     values: dict[str, Number] = field(default_factory=dict)
     state: list[tuple[int, int]] = field(default_factory=list)
     weight: float = 1.0
+    local: float = 0.0  # of the part that each batch is charged in full
     precisions: dict[str, Tensor] = field(default_factory=dict)
     done: bool = False
 
@@ -163,6 +164,8 @@ class _DrawTheta(torch.autograd.Function):
             pulled = block.posterior.pull(parameters, noise, block.joined(parameters, of_losses))
             return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
+        if block.posterior.second_order:
+            block.of_loss = block.joined(parameters, of_losses)
         with beside(block.stream):
             result = block.gradients(parameters, charge, of_losses)
         block.held.extend(gradients)
@@ -220,6 +223,32 @@ class _Complexity(torch.autograd.Function):
         return None, None, None, *(gradients[0] * g for g in (*result.values(), *saved[count:]))
 
 
+class _Local(torch.autograd.Function):
+    """The KL a batch is charged in full, with its gradient in closed form."""
+
+    @staticmethod
+    def forward(ctx: Any, block: "Block", *tensors: Tensor) -> Tensor:
+        assert block.noise is not None
+        ctx.block, ctx.noise = block, block.noise
+        ctx.save_for_backward(*tensors)
+        parameters = block.named(tensors)
+        total = tensors[0].new_zeros((), dtype=torch.float64)
+        run = block.run(_local_pass)
+        for _, given, noise in block.cut(parameters, block.noise):
+            total = total + run(block.posterior, given, noise)
+        return total.to(torch.promote_types(tensors[0].dtype, torch.float32))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        block: Block = ctx.block
+        parameters = block.named(ctx.saved_tensors)
+        found = block.posterior.pull_further(parameters, ctx.noise, None, 1.0)
+        return None, *(
+            gradients[0] * found[name] if name in found else None for name in block.parameter_names
+        )
+
+
 class Block(nn.Module):
     """Weights that share a posterior and a prior object, laid out in one flat tensor."""
 
@@ -239,6 +268,7 @@ class Block(nn.Module):
         self.one_sequence = False  # set while gradients of single sequences are taken
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
+        self.of_loss: Tensor | None = None  # the loss's gradient at theta, for the second order
         self.summary: Summary | None = None  # of the last draw made with gradients on
         self.placement: Placement | None = None  # where draws lie, if not as the layout says
         self.dtype: torch.dtype | None = None  # of draws and means, if not that of the learnt ones
@@ -289,8 +319,8 @@ class Block(nn.Module):
         wanted = prior is not None and prior.grouped and self._limit(loc) is not None
         summary = Summary(parameters, noise) if wanted and "eps" in noise else None
         outers, outs = self._new_theta(loc)
-        run = self._run(_draw_pass)
-        for out, (piece, tensors, random) in zip(outs, self._cut(parameters, noise), strict=True):
+        run = self.run(_draw_pass)
+        for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
             if summary is None or prior is None:
                 run(self.posterior, tensors, random, out)
                 continue
@@ -334,10 +364,20 @@ class Block(nn.Module):
             }
         )
 
-    def flat_draw(self) -> Tensor:
-        """The same, flat and without a graph, in memory of its own."""
+    def leaves(self) -> dict[str, Tensor]:
+        """The draw as tensors that gradients can be taken at, and what is frozen beside them."""
         assert self.noise is not None
-        return self.posterior.draw(self.parameters_by_name, self.noise).detach().clone()
+        with torch.no_grad():
+            found = self.draw_from(self.parameters_by_name, self.noise, None)
+        return self._as_leaves(dict(zip(self._placed_names(), found, strict=True)))
+
+    def leaves_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """The same of other weights, flat."""
+        return self._as_leaves(self.lay(flat))
+
+    def _as_leaves(self, tensors: Tensors) -> dict[str, Tensor]:
+        drawn = [w.name for w in self.layout.weights]
+        return {n: t.detach().requires_grad_() if n in drawn else t for n, t in tensors.items()}
 
     def mean(self) -> Tensor:
         return self.posterior.mean(self.parameters_by_name)
@@ -358,6 +398,10 @@ class Block(nn.Module):
         tensors = (*self.parameters_by_name.values(), *hyper.learnt())
         return _Complexity.apply(self, hyper, estimator, *tensors)
 
+    def local_kl(self) -> Tensor:
+        """The part of the KL that this batch is charged in full."""
+        return _Local.apply(self, *self.parameters_by_name.values())
+
     def divergence(self, parameters: Tensors, charge: Charge) -> Tensor:
         """The KL's value; what its gradient needs of whole groups is left in `charge`."""
         prior, values = charge.hyper.prior, charge.hyper.values()
@@ -368,14 +412,14 @@ class Block(nn.Module):
         if prior.grouped:
             if self.summary is None or not self.summary.fits(parameters, charge.noise):
                 self.summary = Summary(parameters, charge.noise)
-                weigh = self._run(_weigh_pass)
-                for piece, tensors, noise in self._cut(parameters, charge.noise):
+                weigh = self.run(_weigh_pass)
+                for piece, tensors, noise in self.cut(parameters, charge.noise):
                     shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
                     found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
                     self.summary.add(piece, *found, prior)
             total = total + self.summary.log_q
             whole = self._limit(parameters["loc"]) is None
-            settle = self._run(_settle)
+            settle = self.run(_settle)
             for weight in self.layout.weights:
                 count = prior.group_size(weight.shape, weight.axis)
                 log_p, precision = settle(prior, self.summary.sums(weight), count, values)
@@ -384,8 +428,8 @@ class Block(nn.Module):
                     charge.precisions[weight.name] = precision.detach()
             return total.to(wide)
         exact = exact_pair(self.posterior, prior, charge.estimator)
-        value = self._run(_value_pass)
-        for piece, tensors, noise in self._cut(parameters, charge.noise):
+        value = self.run(_value_pass)
+        for piece, tensors, noise in self.cut(parameters, charge.noise):
             shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
             total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
         return total.to(wide)
@@ -407,8 +451,8 @@ class Block(nn.Module):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
         of_losses = self._cut_losses(losses, limit)
-        run = self._run(_gradient_pass)
-        for i, (piece, tensors, noise) in enumerate(self._cut(parameters, charge.noise)):
+        run = self.run(_gradient_pass)
+        for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
             precision = charge.precisions.get(weight.name)
@@ -424,6 +468,7 @@ class Block(nn.Module):
                 charge.values,
                 precision,
                 charge.weight,
+                charge.local,
                 None if of_loss is None else of_loss.view(shape),
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
             )
@@ -444,7 +489,7 @@ class Block(nn.Module):
                 old = parameter.grad
                 parameter.grad = gradient if old is None else old + gradient
 
-    def _cut(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Tensors]]:
+    def cut(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Tensors]]:
         """Each piece with its learnt tensors and its noise, of one dimension and without a graph,
         at least in single precision (so that sums over many half-precision weights hold)."""
         limit = self._limit(parameters["loc"])
@@ -487,7 +532,7 @@ class Block(nn.Module):
         """How large a piece may be: on a GPU whole weights, there is nothing to gain by less."""
         return PIECE if flat.device.type == "cpu" and self.placement is None else None
 
-    def _run(self, function: Callable[P, R]) -> Callable[P, R]:
+    def run(self, function: Callable[P, R]) -> Callable[P, R]:
         return compiled(function) if self.compiled else function
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Block":
@@ -525,7 +570,8 @@ def _draw_pass(
         out.copy_(posterior.draw(_viewed(tensors, out.shape), _viewed(noise, out.shape)))
         return None
     draw = _look(posterior, _viewed(tensors, shape), _viewed(noise, shape))
-    out.copy_(draw.theta.view(out.shape))
+    theta = posterior.move(draw.theta, _viewed(tensors, shape), _viewed(noise, shape))
+    out.copy_(theta.view(out.shape))
     return _weigh(draw, prior, axis)
 
 
@@ -546,6 +592,10 @@ def _weigh(draw: Draw, prior: Prior, axis: int | None) -> tuple[Tensor, Tensor]:
     """log q, and the sums of each group (both over the same axes, so that one kernel does)."""
     of_q = log_q(draw, lambda terms: prior.gather(terms, axis).sum())
     return of_q.double(), prior.sums(draw.theta, axis)
+
+
+def _local_pass(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Tensor:
+    return posterior.local_kl(tensors, noise)
 
 
 def _settle(prior: Prior, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
@@ -578,6 +628,7 @@ def _gradient_pass(
     values: Values,
     precision: Tensor | None,
     weight: float,
+    local: float,
     of_loss: Tensor | None,
     outs: Tensors,
 ) -> None:
@@ -587,15 +638,17 @@ def _gradient_pass(
         d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
     else:
         d_loc, d_scale = sampled_gradient(draw, prior, axis, values, precision)
+    of_loss = None if of_loss is None else _wide(of_loss)
     if of_loss is not None:
-        of_loc, of_scale = posterior.lift(tensors, noise, _wide(of_loss))
+        of_loc, of_scale = posterior.lift(tensors, noise, of_loss)
         d_loc = torch.add(of_loc, d_loc, alpha=weight)
         if of_scale is not None and d_scale is not None:
             d_scale = torch.add(of_scale, d_scale, alpha=weight)
     elif weight != 1.0:
         d_loc = weight * d_loc
         d_scale = None if d_scale is None else weight * d_scale
-    for name, value in posterior.chain(tensors, d_loc, d_scale).items():
+    found = posterior.chain(tensors, d_loc, d_scale)
+    for name, value in (found | posterior.pull_further(tensors, noise, of_loss, local)).items():
         outs[name].copy_(value)
 
 

@@ -130,7 +130,10 @@ EXACT: dict[tuple[type, type], Exact] = {
 
 def exact_pair(posterior: Posterior, prior: Prior, estimator: Estimator) -> Exact | None:
     """The closed form to use; None: one sample (for a point, that is exact)."""
-    return None if estimator == "sample" else EXACT.get((type(posterior), type(prior)))
+    if estimator == "sample":
+        return None
+    kind = Gaussian if isinstance(posterior, Gaussian) else type(posterior)  # of phi, if sharpened
+    return EXACT.get((kind, type(prior)))
 
 
 def check_pair(posterior: Posterior, prior: Prior) -> None:

@@ -63,8 +63,24 @@ class Posterior(ABC):
     kind: ClassVar[str]
     looks_at_data: ClassVar[bool] = False
     """Whether `refine` wants the gradient of the batch's loss at the draw (sharpening)."""
+    further: ClassVar[tuple[str, ...]] = ()
+    """Learnt tensors that do not show in mean and standard deviation (so they are saved apart)."""
     proper: ClassVar[bool] = True
     """Whether q has a density, so that bits can be spent on its weights."""
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the gradient goes through what `refine` was given, too (`bend`)."""
+        return False
+
+    def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
+        """d objective / d (the gradient that `refine` was given)."""
+        raise TypeError(f"a {self.kind} posterior does not look at the data")
+
+    @property
+    def largest_look(self) -> float:
+        """The norm that the gradient for `refine`, over all weights together, is clipped to."""
+        return math.inf
 
     @property
     def per_sequence(self) -> bool:
@@ -108,17 +124,29 @@ class Posterior(ABC):
 
     def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
         """The gradient with respect to theta, pulled back to the learnt tensors."""
-        return self.chain(parameters, *self.lift(parameters, noise, gradient))
+        own = self.chain(parameters, *self.lift(parameters, noise, gradient))
+        return own | self.pull_further(parameters, noise, gradient, 0.0)
+
+    def pull_further(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
+    ) -> dict[str, Tensor]:
+        """The gradient of the `further` tensors: of the loss, and `local` times that of
+        `local_kl`."""
+        return {}
+
+    def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """The part of the KL that every batch is charged in full (sharpening), summed."""
+        return parameters["loc"].new_zeros(())
+
+    def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
+        """theta, from the draw phi that does not look at the data."""
+        return phi
 
     def refine(
-        self,
-        parameters: Tensors,
-        noise: Tensors,
-        gradient: Tensor,
-        generator: torch.Generator | None,
-    ) -> Tensors:
-        """The noise after a look at the batch: `gradient` is that of its loss at the draw."""
-        return noise
+        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """The noise after a look at the batch: `gradient` is that of its mean loss at the draw."""
+        return dict(noise)
 
 
 @dataclass(frozen=True)
@@ -229,7 +257,8 @@ class Gaussian(Posterior):
         return {"eps": fill_normal(eps, generator)}
 
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
-        return torch.addcmul(parameters["loc"], self.std(parameters), noise["eps"])
+        phi = torch.addcmul(parameters["loc"], self.std(parameters), noise["eps"])
+        return self.move(phi, parameters, noise)
 
     def lift(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor
@@ -262,3 +291,111 @@ class Gaussian(Posterior):
         smallest = torch.finfo(torch.float32).tiny
         rho = softplus_inverse((scale.double() - SMALLEST_SCALE).clamp_min(smallest))
         return {"loc": loc, "rho": rho.to(loc.dtype)}
+
+
+@dataclass(frozen=True)
+class Sharpened(Gaussian):
+    """A Gaussian over phi, and around it a posterior that has seen the batch (Fortunato 2017,
+    Section 4): theta = phi - eta * g + sigma0 * eps0 (eq. 7), with g the gradient of the batch's
+    mean loss at phi.
+
+    `eta` is where eta starts; it is learnt for each weight and stays between 0 and twice that
+    (unbounded, it overshoots). Its natural size is streams * sigma0^2: there a step gains as much
+    as it costs. 0 keeps it at 0, which leaves weight noise of sigma0. `clip` bounds the norm of g
+    over all weights together (0: off): rare, huge gradients cost a KL of many orders of magnitude,
+    and any function of the batch is a valid centre.
+
+    `order` says how phi gets its gradient. "first": g is taken as a constant; a step costs one more
+    forward and backward pass than an ordinary one. "second": also through g, whose derivative, the
+    Hessian, meets one direction only and is taken by finite differences: two further passes. (The
+    factor of the clipping is a constant in both.)
+
+    The prior of theta is N(phi, sigma0^2), so a batch is charged, in full,
+    KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any Gaussian.
+    """
+
+    sigma0: float = 0.02
+    eta: float = 0.008
+    clip: float = 10.0
+    order: Literal["first", "second"] = "first"
+    kind: ClassVar[str] = "sharpened"
+    looks_at_data: ClassVar[bool] = True
+    further: ClassVar[tuple[str, ...]] = ("eta",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            (
+                0 < self.sigma0 < math.inf,
+                "sigma0",
+                f"must be a finite number above 0, got {self.sigma0}",
+            ),
+            (
+                0 <= self.eta < math.inf,
+                "eta",
+                f"must be a finite number, 0 or above, got {self.eta}",
+            ),
+            (0 <= self.clip < math.inf, "clip", f"must be 0 (off) or above, got {self.clip}"),
+            (
+                self.order in ("first", "second"),
+                "order",
+                f'must be "first" or "second", got {self.order!r}',
+            ),
+            (
+                self.estimator == "reparameterised",
+                "estimator",
+                'must be "reparameterised": the Fisher estimate knows nothing of the batch',
+            ),
+        )
+
+    @property
+    def largest_look(self) -> float:
+        return self.clip or math.inf
+
+    @property
+    def second_order(self) -> bool:
+        return self.order == "second"
+
+    def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
+        """-eta * (gradient at theta) + local * eta^2 g / sigma0^2."""
+        eta = self.rate(parameters)
+        return local * eta.square() * noise["gradient"] / self.sigma0**2 - eta * gradient
+
+    def rate(self, parameters: Tensors) -> Tensor:
+        """eta of each weight."""
+        return 2 * self.eta * torch.sigmoid(parameters["eta"])
+
+    def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        return super().init(loc, generator) | {"eta": torch.zeros_like(loc)}
+
+    def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
+        if "gradient" not in noise:  # q(phi) alone
+            return phi
+        centre = torch.addcmul(phi, self.rate(parameters), noise["gradient"], value=-1)
+        return torch.add(centre, noise["eps0"], alpha=self.sigma0)
+
+    def refine(
+        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        eps0 = fill_normal(torch.empty_like(gradient), generator)
+        return {**noise, "gradient": gradient, "eps0": eps0}
+
+    def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """KL[q(theta | phi, batch) || p(theta | phi)] of two Gaussians of one width, exact."""
+        if "gradient" not in noise:
+            return super().local_kl(parameters, noise)
+        step = self.rate(parameters) * noise["gradient"]
+        return (step / self.sigma0).square().sum() / 2
+
+    def pull_further(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
+    ) -> dict[str, Tensor]:
+        """d eta = -g * (gradient at theta) + local * eta g^2 / sigma0^2."""
+        if "gradient" not in noise:
+            return {"eta": torch.zeros_like(parameters["eta"])}
+        g, eta = noise["gradient"], self.rate(parameters)
+        d_eta = local * eta * g.square() / self.sigma0**2
+        if gradient is not None:
+            d_eta = d_eta - g * gradient
+        slope = eta * torch.sigmoid(-parameters["eta"])
+        return {"eta": d_eta * slope}

@@ -90,6 +90,7 @@ class StreamLoader:
                 f"steps need ({streams * unroll + 1}); lower train.streams or train.unroll, "
                 "or give more text"
             )
+        self.name = name
         self.streams = streams
         self.unroll = unroll
         self.device = torch.device(device)

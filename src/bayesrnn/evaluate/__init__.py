@@ -1,6 +1,13 @@
 """Scores and predictions: by the mean, by draws, and what the draws disagree about."""
 
 from bayesrnn.evaluate import outputs
+from bayesrnn.evaluate.dynamic import (
+    DynamicEvaluation,
+    RateSearch,
+    Trial,
+    dynamic_evaluate,
+    search_rate,
+)
 from bayesrnn.evaluate.generation import generate, generate_text
 from bayesrnn.evaluate.labelled import (
     LabelledEvaluation,
@@ -13,14 +20,19 @@ from bayesrnn.evaluate.prediction import predict
 
 __all__ = [
     "Categorical",
+    "DynamicEvaluation",
     "Evaluation",
     "LabelledEvaluation",
     "Prediction",
     "evaluate_labelled",
+    "RateSearch",
+    "Trial",
+    "dynamic_evaluate",
     "evaluate_text",
     "generate",
     "generate_text",
     "outputs",
     "predict",
     "write_predictions",
+    "search_rate",
 ]

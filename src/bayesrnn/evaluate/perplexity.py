@@ -51,20 +51,23 @@ def evaluate_text(
     require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
     if samples == 0:
         with evaluating(model), model.weights("mean"):
-            nll = _mean(_losses(model, loader, advance))
-        return Evaluation(loader.targets, 0, nll, _exp(nll), None, None)
+            nll = _mean(read_through(loader, _cut(model), advance))
+        return Evaluation(loader.targets, 0, nll, perplexity_of(nll), None, None)
     expected = 0.0
     log_sum: Tensor | None = None  # per token, log of the summed probabilities
     with evaluating(model):
         for _ in range(samples):
             with model.weights("sample"):
                 model.resample(generator=generator)
-                log_p = -torch.cat([cut.clone() for cut in _losses(model, loader, advance)])
+                cuts = read_through(loader, _cut(model), advance)
+                log_p = -torch.cat([losses.flatten().clone() for losses in cuts])
             expected -= log_p.mean().item() / samples
             log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
     assert log_sum is not None
     nll = math.log(samples) - log_sum.mean().item()
-    return Evaluation(loader.targets, samples, nll, _exp(nll), expected, _exp(expected))
+    return Evaluation(
+        loader.targets, samples, nll, perplexity_of(nll), expected, perplexity_of(expected)
+    )
 
 
 @contextmanager
@@ -87,26 +90,36 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     return flat.view(targets.shape)
 
 
-def _losses(
-    model: Bayesian, loader: StreamLoader, advance: Callable[[int], None] | None
+Cut = Callable[..., tuple[Tensor, ...]]
+"""x [T, B], y [T, B] and the carried state (none at first) to losses [T, B] and the new state."""
+
+
+def read_through(
+    loader: StreamLoader, cut: Cut, advance: Callable[[int], None] | None = None
 ) -> Iterator[Tensor]:
-    """Each cut's losses, flat and in double, under the weights in force."""
-
-    def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        logits, state = model(x, as_state(carried))
-        return token_losses(logits, y).flatten().double(), *as_tensors(state)
-
+    """What `cut` finds of each cut in turn, from the loader's first; overwritten by the next."""
     run = Replay(cut, loader.device)
     carried: Sequence[Tensor] = ()
     before, loader.position = loader.position, 0
     try:
         for batch in loader:
-            losses, *carried = run(batch.x, batch.y, *carried) if carried else cut(batch.x, batch.y)
+            call = run if carried else run.as_it_is
+            losses, *carried = call(batch.x, batch.y, *carried)
             if advance is not None:
                 advance(batch.targets)
             yield losses
     finally:
         loader.position = before
+
+
+def _cut(model: Bayesian) -> Cut:
+    """Losses in double under the weights in force."""
+
+    def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        logits, state = model(x, as_state(carried))
+        return token_losses(logits, y).double(), *as_tensors(state)
+
+    return cut
 
 
 def _mean(losses: Iterator[Tensor]) -> float:
@@ -119,5 +132,6 @@ def _mean(losses: Iterator[Tensor]) -> float:
     return total.item() / count
 
 
-def _exp(nll: float) -> float:
+def perplexity_of(nll: float) -> float:
+    """Perplexity; infinite where a float ends."""
     return math.exp(nll) if nll < 700 else math.inf

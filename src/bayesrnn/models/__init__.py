@@ -1,11 +1,16 @@
 """Plain modules; nothing here knows of distributions over weights."""
 
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
+from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
 
 __all__ = [
+    "DropoutSettings",
     "LanguageModel",
     "LanguageSettings",
+    "Mask",
+    "MaskedEmbedding",
+    "MaskedRNN",
     "Mlp",
     "MlpSettings",
     "ReviewModel",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
-from bayesrnn.models.language import CELLS, Cell, start_weights
+from bayesrnn.models.dropout import DropoutSettings
+from bayesrnn.models.language import CELLS, Cell, build_layers, start_weights
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,24 @@ class ReviewModel(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int, settings: ReviewSettings | None = None, classes: int = 0
+        self,
+        vocabulary: int,
+        settings: ReviewSettings | None = None,
+        classes: int = 0,
+        dropout: DropoutSettings | None = None,
     ) -> None:
         super().__init__()
         chosen = settings or ReviewSettings()
+        masks = dropout or DropoutSettings()
+        masks.check_cell(chosen.cell)
         require(
             (vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"),
             (classes == 0 or classes >= 2, "classes", f"must be 0 or at least 2, got {classes}"),
         )
-        size, hidden = chosen.embedding, chosen.hidden
-        self.embedding = nn.Embedding(vocabulary, size)
-        self.rnn = CELLS[chosen.cell](size, hidden, chosen.layers)  # type: ignore[arg-type]
+        hidden = chosen.hidden
+        self.embedding, self.rnn = build_layers(
+            vocabulary, chosen.embedding, hidden, chosen.layers, chosen.cell, masks
+        )
         self.decoder = nn.Linear(hidden, classes or 1)
         start_weights(self, chosen.init)
         if chosen.cell == "lstm":

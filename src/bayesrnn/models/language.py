@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import Invalid, require
+from bayesrnn.models.dropout import DropoutSettings, MaskedEmbedding, MaskedRNN
 
 Cell = Literal["lstm", "gru", "rnn"]
 State = Tensor | tuple[Tensor, Tensor]
@@ -46,6 +47,7 @@ class LanguageModel(nn.Module):
 
     Weights start uniform in +-init and biases at 0. nn's recurrent layers add two bias vectors;
     the second is kept at 0 and frozen: made Bayesian it would double the bias's noise and KL.
+    With `dropout` the weights, their names and their start are the same.
 
     >>> model = LanguageModel(vocabulary=11, embedding=4, hidden=5, layers=1)
     >>> logits, state = model(torch.zeros(7, 2, dtype=torch.int64))
@@ -62,31 +64,58 @@ class LanguageModel(nn.Module):
         cell: Cell = "lstm",
         tied: bool = False,
         init: float = 0.05,
+        dropout: DropoutSettings | None = None,
     ) -> None:
         super().__init__()
+        dropout = DropoutSettings() if dropout is None else dropout
         problems: list[tuple[str, str]] = []
         if vocabulary < 1:
             problems.append(("vocabulary", f"must be at least 1, got {vocabulary}"))
-        try:
-            LanguageSettings(cell, embedding, hidden, layers, tied, init)
-        except Invalid as error:
-            problems += error.problems
+        for check in (
+            lambda: LanguageSettings(cell, embedding, hidden, layers, tied, init),
+            lambda: dropout.check_cell(cell),
+        ):
+            try:
+                check()
+            except Invalid as error:
+                problems += error.problems
         if problems:
             raise Invalid(problems)
-        self.embedding = nn.Embedding(vocabulary, embedding)
-        self.rnn = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
+        self.embedding, self.rnn = build_layers(
+            vocabulary, embedding, hidden, layers, cell, dropout
+        )
         self.decoder = nn.Linear(hidden, vocabulary)
         if tied:
             self.decoder.weight = self.embedding.weight
         start_weights(self, init)
 
     @classmethod
-    def from_settings(cls, vocabulary: int, settings: LanguageSettings) -> "LanguageModel":
-        return cls(vocabulary, **asdict(settings))
+    def from_settings(
+        cls, vocabulary: int, settings: LanguageSettings, dropout: DropoutSettings | None = None
+    ) -> "LanguageModel":
+        return cls(vocabulary, **asdict(settings), dropout=dropout)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         hidden, state = self.rnn(self.embedding(x), state)
         return self.decoder(hidden), state
+
+
+def build_layers(
+    vocabulary: int,
+    embedding: int,
+    hidden: int,
+    layers: int,
+    cell: Cell,
+    dropout: DropoutSettings,
+) -> tuple[nn.Embedding, nn.RNNBase | MaskedRNN]:
+    """An embedding and recurrent layers, with masks where something is dropped."""
+    words = (
+        MaskedEmbedding(vocabulary, embedding, dropout)
+        if dropout.word > 0
+        else nn.Embedding(vocabulary, embedding)
+    )
+    plain = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
+    return words, MaskedRNN(plain, dropout) if dropout.on_layers else plain
 
 
 @torch.no_grad()

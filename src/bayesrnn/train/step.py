@@ -214,11 +214,11 @@ class Step:
         return after
 
     def _early_kl(self) -> Tensor | None:
-        """The KL beside the forward pass, where there is a stream for it. (On a CPU the KL needs
-        what the draw finds on its way.)"""
-        if self._stream is None:
+        """The KL's value beside the forward pass, where there is a stream for it and its gradient
+        rides on the loss's. (On a CPU the KL needs what the draw finds on its way.)"""
+        if self._stream is None or any(hyper.learnt() for hyper in self.model.each_prior()):
             return None
-        with self.model.beside():
+        with self.model.beside(), torch.no_grad():
             return self.model.kl(self.objective.kl)
 
 

@@ -104,9 +104,9 @@ class LanguageTask:
     def vocabulary(self) -> Vocabulary:
         return self.corpus.vocabulary
 
-    def stream(self, split: str, streams: int = 1) -> StreamLoader:
+    def stream(self, split: str, streams: int = 1, unroll: int | None = None) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise."""
-        unroll = max(1, EVALUATION_TOKENS // streams)
+        unroll = max(1, EVALUATION_TOKENS // streams) if unroll is None else unroll
         return StreamLoader(self.corpus.ids[split], streams, unroll, device=self.device, name=split)
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:

@@ -1,0 +1,202 @@
+"""Dynamic evaluation (Mikolov 2010): a model that goes on learning from the text it is scored on.
+
+The text is read segment by segment. A segment is first scored, with weights that have seen earlier
+segments only; then they take one step of gradient descent on it: the gradient of its NLL, summed
+over the segment and averaged over the streams, at the posterior mean, without the KL. What moves is
+the means and the ordinary parameters; the state is carried on. All of this happens to a copy: the
+model itself is never written to.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.batching import StreamLoader
+from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.perplexity import (
+    Evaluation,
+    perplexity_of,
+    read_through,
+    token_losses,
+)
+from bayesrnn.models.language import CELLS, as_state, as_tensors
+
+RATES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""What `search_rate` tries; 0 is the model as it is."""
+
+LOOK_SEGMENTS = 50
+"""How often the loss is read from the device, to stop early where it diverges."""
+
+
+@dataclass(frozen=True)
+class DynamicEvaluation(Evaluation):
+    """An `Evaluation` by the mean (`samples` is 0) that moved by `rate` after every `segment`."""
+
+    rate: float
+    segment: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rate's figures over the text; None where it diverged."""
+
+    rate: float
+    nll: float | None
+    perplexity: float | None
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """The rate with the lowest NLL, and every one that was tried, in order."""
+
+    rate: float
+    tried: tuple[Trial, ...]
+
+
+class Diverged(UserError):
+    """The rate is too high for this model and text."""
+
+
+def dynamic_evaluate(
+    model: Bayesian,
+    loader: StreamLoader,
+    rate: float,
+    clip: float = 0.0,
+    advance: Callable[[int], None] | None = None,
+) -> DynamicEvaluation:
+    """Score every target of the loader once, and learn at `rate` from each cut once it is scored.
+
+    The loader's cuts are the segments; the longer they are, the larger and the rarer are the steps,
+    so take those of the training (`unroll`). `clip` bounds the norm of all gradients together (0:
+    off). `advance` is told the number of targets after every segment, for a progress bar.
+    """
+    require(
+        (0 <= rate < math.inf, "rate", f"must be a finite number, 0 or above, got {rate}"),
+        (0 <= clip < math.inf, "clip", f"must be 0 (off) or above, got {clip}"),
+    )
+    steps = loader.targets // loader.streams
+    if loader.unroll > steps:
+        raise UserError(
+            f"a segment of {loader.unroll} steps is longer than text '{loader.name}', which has "
+            f"{steps} steps a stream ({loader.streams} in all), so nothing would be learnt; use a "
+            "shorter segment, fewer streams or more text"
+        )
+    with torch.inference_mode(False), torch.enable_grad():
+        nll = _mean(Learner(model, rate, clip), loader, advance)
+    return DynamicEvaluation(
+        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll
+    )
+
+
+def search_rate(
+    model: Bayesian,
+    loader: StreamLoader,
+    rates: Sequence[float] = RATES,
+    clip: float = 0.0,
+    advance: Callable[[int], None] | None = None,
+) -> RateSearch:
+    """Try each rate on this text (the validation text, say) and choose the one that scores best.
+
+    A rate that diverges is left early and has no figures. `advance` is told of all the targets of
+    every rate.
+    """
+    require((len(rates) > 0, "rates", "must hold at least one rate"))
+    tried = []
+    for rate in rates:
+        left = loader.targets
+
+        def count(targets: int) -> None:
+            nonlocal left
+            left -= targets
+            if advance is not None:
+                advance(targets)
+
+        try:
+            found = dynamic_evaluate(model, loader, rate, clip, count)
+            tried.append(Trial(rate, found.nll, found.perplexity))
+        except Diverged:
+            count(left)
+            tried.append(Trial(rate, None, None))
+    scores = {trial.rate: trial.nll for trial in tried if trial.nll is not None}
+    if not scores:
+        shown = ", ".join(f"{rate:g}" for rate in rates)
+        raise Diverged(
+            f"dynamic evaluation diverges at every rate that was tried ({shown}); try lower ones, "
+            f"{min(rates) / 10:g} say"
+        )
+    return RateSearch(min(scores, key=scores.__getitem__), tuple(tried))
+
+
+class Learner:
+    """A copy of a model, at its mean and without noise, that learns from every cut it has scored.
+
+    Given to `read_through`. Nothing in it waits for a GPU, so its steps are recorded and replayed.
+    """
+
+    def __init__(self, model: Bayesian, rate: float, clip: float = 0.0) -> None:
+        self.rate, self.clip = rate, clip
+        self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
+        self.model = copy.deepcopy(model).eval()
+        for part in self.model.modules():
+            # cuDNN runs backward in train mode alone. A subclass may do more there: left as it is.
+            if isinstance(part, nn.RNNBase) and type(part) in CELLS.values():
+                part.train().dropout = 0.0
+                part.flatten_parameters()  # a copy's weights do not lie together
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        """Score a cut, then learn from it."""
+        with self.model.weights("mean"):
+            logits, state = self.model(x, as_state(carried))
+        self.guess = math.log(logits.shape[-1])
+        losses = token_losses(logits, y)  # [T, B]
+        if self.rate > 0:
+            self._learn(losses.sum(dim=0).mean())
+        return losses.detach().double(), *(s.detach() for s in as_tensors(state))
+
+    def _learn(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise UserError(
+                "dynamic evaluation has nothing to learn: every mean and every ordinary parameter "
+                "is frozen; thaw them with model.requires_grad_()"
+            )
+        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)  # none for sigma
+        pairs = [(p, g) for p, g in zip(self._parameters, found, strict=True) if g is not None]
+        parameters: list[Tensor] = [p for p, _ in pairs]
+        gradients = [g for _, g in pairs]
+        with torch.no_grad():
+            if self.clip > 0:
+                norm = nn.utils.get_total_norm(gradients)
+                factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+                gradients = list(torch._foreach_mul(gradients, factor))
+            torch._foreach_add_(parameters, gradients, alpha=-self.rate)
+
+
+def _mean(learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None) -> float:
+    """The loss a token, unless it diverges."""
+    total = torch.zeros((), dtype=torch.float64, device=loader.device)
+    count, nll, worst = 0, math.nan, math.inf
+    for number, losses in enumerate(read_through(loader, learner, advance)):
+        total = total + losses.sum()
+        count += losses.numel()
+        if number % LOOK_SEGMENTS and count < loader.targets:
+            continue
+        nll = total.item() / count
+        if number == 0:  # scored by the model as it was given
+            if not math.isfinite(nll):
+                raise UserError(f"the model's loss is {nll} before it has learnt anything")
+            if learner.rate > 0:
+                worst = max(nll, learner.guess) + 1.0  # e times the perplexity of a guess
+        elif not nll <= worst:
+            raise Diverged(
+                f"dynamic evaluation with the rate {learner.rate:g} diverges: after {count:,} of "
+                f"{loader.targets:,} tokens the loss is {nll:.4g} nats a token (a uniform guess: "
+                f"{learner.guess:.4g}); use a lower rate, {learner.rate / 10:g} say, or search for "
+                "one"
+            )
+    return nll

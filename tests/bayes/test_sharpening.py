@@ -1,0 +1,349 @@
+"""Posterior sharpening (Fortunato 2017, Section 4) against closed forms and brute force."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesrnn as br
+from bayesrnn.data import StreamLoader
+from bayesrnn.errors import Invalid, UserError
+from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import read_metrics
+from small_runs import small_recipe
+
+POSTERIOR = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.02, clip=0.0)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(3, 5)
+        self.out = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x.transpose(0, 1))[0][-1])
+
+
+def data(count: int = 4) -> tuple[Tensor, Tensor, DataLoader[tuple[Tensor, ...]]]:
+    torch.manual_seed(2)
+    x = torch.randn(count, 6, 3, dtype=torch.float64)
+    y = x.sum(dim=(1, 2))[:, None]
+    return x, y, DataLoader(TensorDataset(x, y), batch_size=count)
+
+
+def model_of(posterior: br.Posterior = POSTERIOR, **kwargs: object) -> br.Bayesian:
+    torch.manual_seed(1)
+    prior = br.ScaleMixture(0.5, 0.8, 0.05)
+    return br.bayesianize(Net().double(), posterior, prior, **kwargs)  # type: ignore[arg-type]
+
+
+def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (model(x) - y).square().flatten()
+
+
+def weights(model: br.Bayesian) -> dict[str, Tensor]:
+    return {
+        name: theta.detach().clone()
+        for block in model.each_block()
+        for name, theta in block.draw().items()
+    }
+
+
+def phis(model: br.Bayesian) -> dict[str, Tensor]:
+    found = {}
+    for block in model.each_block():
+        std = block.posterior.std(block.parameters_by_name)
+        flat = torch.addcmul(block.loc, std, block.noise["eps"]).detach()
+        found |= block.layout.split(flat)
+    return found
+
+
+def test_theta_is_phi_after_a_step_of_gradient_descent_and_noise() -> None:
+    """Eq. 7, with the gradient from a plain network that has phi for weights."""
+    model, (x, y, _) = model_of(), data()
+    model.resample(nll=lambda: losses(model, x, y).mean())
+    plain, phi = Net().double(), phis(model)
+    plain.load_state_dict(phi)
+    losses(plain, x, y).mean().backward()
+    found = weights(model)
+    for block in model.each_block():
+        eps0 = block.layout.split(block.noise["eps0"])
+        for weight in block.layout.weights:
+            name = weight.name
+            g = plain.get_parameter(name).grad
+            expected = phi[name] - 0.02 * g + 0.05 * eps0[name]
+            torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_without_a_rate_only_the_noise_of_sigma0_is_left_and_costs_nothing() -> None:
+    model, (x, y, _) = model_of(br.Sharpened(0.2, sigma0=0.05, eta=0.0)), data()
+    model.resample(nll=lambda: losses(model, x, y).mean())
+    found, phi = weights(model), phis(model)
+    for block in model.each_block():
+        eps0 = block.layout.split(block.noise["eps0"])
+        for weight in block.layout.weights:
+            rest = found[weight.name] - 0.05 * eps0[weight.name]
+            torch.testing.assert_close(rest, phi[weight.name], rtol=1e-12, atol=1e-12)
+    assert model.local_kl().item() == 0.0
+
+
+def test_the_gradient_is_clipped_over_all_weights_together() -> None:
+    x, y, _ = data()
+    free, bound = model_of(), model_of(br.Sharpened((0.1, 0.3), 0.05, eta=0.02, clip=0.3))
+    bound.load_state_dict(free.state_dict())
+    found = []
+    for model in (free, bound):
+        torch.manual_seed(4)
+        model.resample(nll=lambda m=model: losses(m, x, y).mean())
+        found.append([block.noise["gradient"] for block in model.each_block()])
+    norm = torch.sqrt(sum(g.square().sum() for g in found[0]))
+    assert norm > 0.3
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one * 0.3 / norm, rtol=1e-5, atol=0)
+
+
+def test_the_local_kl_is_that_of_two_gaussians() -> None:
+    model, (x, y, _) = model_of(), data()
+    model.resample(nll=lambda: losses(model, x, y).mean())
+    total = 0.0
+    for block in model.each_block():
+        step = 0.02 * block.noise["gradient"]
+        for name, piece in block.layout.split(step).items():
+            assert name
+            one = torch.distributions.Normal(-piece, 0.05)
+            other = torch.distributions.Normal(torch.zeros_like(piece), 0.05)
+            total += torch.distributions.kl_divergence(one, other).sum().item()
+    assert model.local_kl().item() == pytest.approx(total, rel=1e-10)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_against_finite_differences_of_the_whole_objective(
+    fused: bool, tuned: bool
+) -> None:
+    """First order: the noise and the look at the batch are held."""
+    model, (x, y, loader) = model_of(), data()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.eta.uniform_(-1, 1)
+
+    def loss() -> br.objective.Loss:  # type: ignore[name-defined]
+        return br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+
+    with model.hold():
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        if tuned:
+            with model.tuned():
+                found = loss()
+                found.backward() if fused else found.objective.backward()
+        else:
+            found = loss()
+            found.backward() if fused else found.objective.backward()
+        torch.manual_seed(5)
+        for parameter in model.parameters():
+            direction = torch.randn_like(parameter)
+            ends = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    parameter.add_(sign * 1e-6 * direction)
+                    ends.append(loss().objective.item())
+                    parameter.sub_(sign * 1e-6 * direction)
+            numeric = (ends[0] - ends[1]) / 2e-6
+            given = (parameter.grad * direction).sum().item()
+            assert given == pytest.approx(numeric, rel=2e-5, abs=1e-8)
+
+
+def test_the_rate_learns_but_stays_between_zero_and_twice_its_start() -> None:
+    model, (x, y, loader) = model_of(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e6)
+    for _ in range(3):
+        objective = br.FreeEnergy(loader)
+        optimizer.zero_grad()
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        objective(model, losses(model, x, y), [x, y]).backward()
+        for block in model.blocks:  # the rates alone
+            block.loc.grad = block.rho.grad = None
+        optimizer.step()
+    rates = torch.cat([b.posterior.rate(b.parameters_by_name).detach() for b in model.blocks])
+    assert 0 <= rates.min() < 0.019
+    assert 0.021 < rates.max() <= 0.04
+
+
+def test_the_bound_is_above_what_it_bounds() -> None:
+    """-log of the integral of p(x | theta) N(theta | phi, sigma0^2), by brute force on a grid, for
+    a network of one weight; equal up to the gap for the best rate, larger for others."""
+    x = torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
+    y = torch.tensor([[0.5], [1.5], [-0.2]], dtype=torch.float64)
+    sigma0, phi = 0.3, 0.1
+    grid = torch.linspace(-6, 6, 200_001, dtype=torch.float64)
+    nll = 0.5 * (grid[:, None] * x.T - y.T).square().sum(dim=1)
+    prior = torch.distributions.Normal(phi, sigma0).log_prob(grid)
+    truth = -torch.logsumexp(prior - nll, dim=0) - math.log(grid[1] - grid[0])
+    found = {}
+    for eta in (0.0, 0.05, 0.2, 0.5):
+        posterior = br.Sharpened(0.2, sigma0=sigma0, eta=eta, clip=0.0)
+        model = br.bayesianize(nn.Linear(1, 1, bias=False).double(), posterior, br.Normal())
+        with torch.no_grad():
+            model.blocks[0].loc[:1] = phi
+        bounds = []
+        torch.manual_seed(3)
+        with model.weights("sample"):
+            for _ in range(400):
+                model.resample(lambda m=model: 0.5 * (m(x) - y).square().sum() / 3, around="mean")
+                with torch.no_grad():
+                    loss = 0.5 * (model(x) - y).square().sum()
+                    bounds.append((loss + model.local_kl()).item())
+        found[eta] = float(np.mean(bounds)), float(np.std(bounds)) / 20
+    for mean, error in found.values():
+        assert mean > truth.item() - 3 * error
+    assert found[0.2][0] + 3 * found[0.2][1] < found[0.0][0]  # a look pays off
+    assert found[0.2][0] < truth.item() + 0.1  # and comes near
+
+
+def test_it_looks_only_when_it_may() -> None:
+    model, x = model_of(), data()[0]
+    with pytest.raises(RuntimeError, match=r"resample\(nll="):
+        model(x)
+    model.eval()
+    with model.weights("sample"):  # q(phi) alone: no look, no charge
+        model.resample()
+        model(x)
+        assert model.local_kl().item() == 0.0
+        for name, phi in phis(model).items():
+            torch.testing.assert_close(weights(model)[name], phi, rtol=1e-12, atol=1e-14)
+
+
+def test_some_weights_may_be_sharpened_and_others_not() -> None:
+    x, y, loader = data()
+    posteriors = {"rnn.*": POSTERIOR, "*": br.Gaussian(0.1)}
+    model = br.bayesianize(Net().double(), posteriors, br.Normal())
+    model.resample(nll=lambda: losses(model, x, y).mean())
+    br.FreeEnergy(loader)(model, losses(model, x, y), [x, y]).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_rates_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = model_of()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.eta.normal_()
+    br.save(model, tmp_path / "model")
+    loaded = br.load(tmp_path / "model", Net().double())
+    for one, other in zip(model.blocks, loaded.blocks, strict=True):
+        for name in ("loc", "eta"):
+            found, expected = (b.layout.split(getattr(b, name)) for b in (other, one))
+            for weight in one.layout.weights:
+                assert torch.equal(found[weight.name], expected[weight.name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma0": 0.0}, "sigma0 must be a finite number above 0"),
+        ({"eta": -0.1}, "eta must be a finite number, 0 or above"),
+        ({"clip": -1.0}, r"clip must be 0 \(off\) or above"),
+        ({"estimator": "fisher"}, "estimator must be"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        br.Sharpened(0.1, **settings)  # type: ignore[arg-type]
+
+
+# --- in a language model -----------------------------------------------------------------------
+
+
+def test_a_sharpened_run_trains_resumes_and_has_a_bound(tmp_path: Path) -> None:
+    posterior = {"kind": "sharpened", "scale": 0.05, "sigma0": 0.02, "eta": 0.0016}
+    changes = {"options": {}, "epochs": 4}
+    recipe = small_recipe(tmp_path, posterior=posterior, train=changes)
+    train(recipe, tmp_path / "run", quiet=True)
+    epochs = [m for m in read_metrics(tmp_path / "run") if m["kind"] == "epoch"]
+    assert epochs[-1]["train_nll"] < epochs[0]["train_nll"]
+    for steps in (27, 0):  # broken off, and to the end
+        part = small_recipe(tmp_path, posterior=posterior, train=changes | {"max_steps": steps})
+        train(part, tmp_path / "parts", quiet=True)
+    model, parts = br.load(tmp_path / "run"), br.load(tmp_path / "parts")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], tensor)
+    ids = np.arange(401) * 7 % 20
+    bound = evaluate_sharpened(model, StreamLoader(ids, 4, 5))
+    assert bound.bound == pytest.approx(bound.nll + bound.kl)
+    assert bound.kl > 0
+    assert (bound.streams, bound.unroll, bound.tokens) == (4, 5, 400)
+
+
+def test_the_bound_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    net = br.LanguageModel(20, 4, 5, 1)
+    model = br.bayesianize(net, br.Sharpened(0.05, eta=0.008))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
+    evaluate_sharpened(model, loader, around="draw")
+    assert model.training
+    assert loader.position == 0
+    assert all(p.grad is None for p in model.parameters())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_model_that_does_not_look_has_no_bound() -> None:
+    model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Gaussian(0.05))
+    with pytest.raises(UserError, match="the model is not sharpened"):
+        evaluate_sharpened(model, StreamLoader(np.arange(101) % 20, 4, 5))
+
+
+# --- the second order --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_second_order_is_the_gradient_of_the_whole_objective(tuned: bool) -> None:
+    """Finite differences of all of it: the look at the batch is taken anew at every end."""
+    posterior = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second")
+    model, (x, y, loader) = model_of(posterior), data()
+
+    def loss() -> br.objective.Loss:  # type: ignore[name-defined]
+        torch.manual_seed(9)  # the same noise
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        return br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+
+    if tuned:
+        with model.tuned():
+            loss().backward()
+    else:
+        loss().backward()
+    given = {name: p.grad.clone() for name, p in model.named_parameters()}
+    first = model_of(br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0))
+    first.load_state_dict(model.state_dict())
+    torch.manual_seed(9)
+    first.resample(nll=lambda: losses(first, x, y).mean())
+    br.FreeEnergy(loader, "sample").loss(first, losses(first, x, y), [x, y]).backward()
+    torch.manual_seed(5)
+    apart = 0.0
+    for (name, parameter), other in zip(model.named_parameters(), first.parameters(), strict=True):
+        direction = torch.randn_like(parameter)
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-6 * direction)
+            ends.append(loss().objective.item())
+            with torch.no_grad():
+                parameter.sub_(sign * 1e-6 * direction)
+        numeric = (ends[0] - ends[1]) / 2e-6
+        assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
+        apart = max(apart, abs((other.grad * direction).sum().item() - numeric) / abs(numeric))
+    assert apart > 0.01  # the first order is another gradient
+
+
+def test_a_second_order_run_trains(tmp_path: Path) -> None:
+    posterior = {"kind": "sharpened", "scale": 0.05, "eta": 0.0016, "order": "second"}
+    recipe = small_recipe(tmp_path, posterior=posterior, train={"options": {}})
+    train(recipe, tmp_path / "run", quiet=True)
+    epochs = [m for m in read_metrics(tmp_path / "run") if m["kind"] == "epoch"]
+    assert epochs[-1]["train_nll"] < epochs[0]["train_nll"]

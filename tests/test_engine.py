@@ -1,0 +1,241 @@
+"""The engine's parts on a CPU: what a GPU compiles, records and replays is the same maths.
+
+(The GPU's own check is benchmarks/engine_check.py; its result is in results/.)
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesrnn as br
+from bayesrnn.bayes import block as block_module
+from bayesrnn.engine import Replay, products_in
+from bayesrnn.train import step as step_module
+from bayesrnn.train.checkpoint import pack_optimizer, unpack_optimizer
+from bayesrnn.train.loop import train
+from bayesrnn.train.run import read_metrics
+from bayesrnn.train.step import Update
+from small_runs import small_recipe
+
+PAIRS = {
+    "grouped mixture": br.ScaleMixture(0.5, 0.8, 0.05),
+    "mixture by weight": br.ScaleMixture(0.5, 0.8, 0.05, "weight"),
+    "normal": br.Normal(0.1, 0.7),
+    "fitted normal": br.Normal("fit", "fit"),
+    "laplace": br.Laplace(0.0, 0.4),
+}
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As `compiled`, without the C compiler: one graph, or an error."""
+    return torch.compile(function, dynamic=False, fullgraph=True, backend="aot_eager")
+
+
+def one_step(model: br.Bayesian, compiled: bool) -> list[Tensor]:
+    x = torch.arange(24).view(6, 4) % 11
+    objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
+    model.zero_grad()
+    torch.manual_seed(3)
+    with model.tuned(compiled=compiled):
+        model.resample()
+        loss = objective(model, model(x)[0].square().sum(), [x[:4]])
+        loss.backward()
+    return [
+        loss.error,
+        loss.complexity,
+        *(p.grad for p in model.parameters() if p.grad is not None),
+    ]
+
+
+@pytest.mark.parametrize("prior", PAIRS.values(), ids=PAIRS.keys())
+def test_every_pass_over_the_weights_is_one_graph_with_the_same_result(
+    prior: br.Prior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    net = br.LanguageModel(11, 5, 7, 2).double()
+    model = br.bayesianize(net, br.Gaussian((0.05, 0.3)), prior)
+    expected = one_step(model, compiled=False)
+    seen: list[str] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        seen.append(function.__name__)
+        return traced(function)
+
+    monkeypatch.setattr(block_module, "compiled", watched)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        found = one_step(model, compiled=True)
+    torch._dynamo.reset()
+    assert {"_draw_pass", "_gradient_pass"} <= set(seen)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+# --- the update --------------------------------------------------------------------------------
+
+
+def net_with_gradients(size: float = 1.0) -> nn.Linear:
+    torch.manual_seed(1)
+    net = nn.Linear(5, 3)
+    for p in net.parameters():
+        p.grad = size * torch.randn(p.shape)
+    return net
+
+
+def recordable(optimizer: torch.optim.Optimizer, clip: float, lr: float) -> Update:
+    """An update as on a GPU."""
+    update = Update(optimizer, clip, torch.device("cpu"))
+    update.recordable = True
+    if not update._plain:
+        for group in optimizer.param_groups:
+            group["lr"] = update.rate
+    update.set_rate(lr)
+    return update
+
+
+@pytest.fixture
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "compiled", lambda function: function)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {}),
+        ("SGD", {"momentum": 0.9, "fused": True}),
+        ("Adam", {"fused": True}),
+        ("AdamW", {"fused": True, "weight_decay": 0.1}),
+    ],
+)
+def test_an_update_that_never_asks_the_host_is_clipping_and_the_optimisers_step(
+    name: str, options: dict[str, Any], clip: float
+) -> None:
+    found, expected = net_with_gradients(), net_with_gradients()
+    cls = getattr(torch.optim, name)
+    update = recordable(cls(found.parameters(), lr=0.3, **options), clip, 0.3)
+    reference = cls(expected.parameters(), lr=0.3, **options)
+    for _ in range(3):
+        norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), clip or math.inf)
+        reference.step()
+        update(torch.tensor(2.0), torch.tensor(7.0))
+        assert update.figures[4].item() == pytest.approx(norm.item(), rel=1e-6)
+        for net in (found, expected):
+            for p, other in zip(net.parameters(), net_with_gradients().parameters(), strict=True):
+                p.grad = other.grad
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "fused": True}])
+@pytest.mark.parametrize("where", ["error", "kl", "gradient"])
+def test_a_step_that_is_not_finite_is_not_taken_nor_any_after_it(
+    where: str, options: dict[str, Any]
+) -> None:
+    net = net_with_gradients()
+    update = recordable(torch.optim.SGD(net.parameters(), lr=0.3, **options), 5.0, 0.3)
+    good = torch.tensor(2.0), torch.tensor(7.0)
+    update(*good)
+    kept = [p.detach().clone() for p in net.parameters()]
+    bad = {"error": (torch.tensor(math.nan), good[1]), "kl": (good[0], torch.tensor(math.inf))}
+    if where == "gradient":
+        net.weight.grad[0, 0] = math.nan
+    update(*bad.get(where, good))
+    if where == "gradient":
+        net.weight.grad[0, 0] = 0.0
+    update(*good)  # all is well again, but the state carried on came from a bad step
+    figures = update.read()
+    assert figures.failed
+    assert figures.steps == 2  # the second one failed
+    for p, before in zip(net.parameters(), kept, strict=True):
+        assert torch.equal(p, before)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_figures_add_up_and_start_anew_after_a_reading() -> None:
+    net = net_with_gradients()
+    update = recordable(torch.optim.SGD(net.parameters(), lr=0.0), 0.0, 0.0)
+    for error in (1.0, 2.0, 4.0):
+        update(torch.tensor(error), torch.tensor(10 * error))
+    figures = update.read()
+    assert (figures.total_error, figures.steps, figures.error, figures.kl) == (7.0, 3, 4.0, 40.0)
+    assert not figures.failed
+    update(torch.tensor(5.0), torch.tensor(1.0))
+    assert update.read()[:2] == (5.0, 1)
+
+
+def test_how_an_optimiser_computes_is_not_what_is_saved() -> None:
+    """A run may go on on another device."""
+    one = torch.optim.Adam(net_with_gradients().parameters(), lr=torch.tensor(0.3), fused=True)
+    one.step()
+    tensors, facts = pack_optimizer(one)
+    assert facts["groups"][0]["lr"] == pytest.approx(0.3)
+    other = torch.optim.Adam(net_with_gradients().parameters(), lr=0.1)
+    unpack_optimizer(other, tensors, facts)
+    assert other.param_groups[0]["lr"] == pytest.approx(0.3)
+    assert not other.param_groups[0]["fused"]
+    other.step()
+
+
+# --- replay ------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_a_replay_runs_the_function_and_says_why() -> None:
+    replay = Replay(lambda x: (x + 1,), torch.device("cpu"))
+    assert replay.refused == "there is no GPU"
+    for value in range(6):
+        (found,) = replay(torch.tensor(value))
+        assert found.item() == value + 1
+    assert not replay.recorded
+
+
+@pytest.mark.parametrize(("precision", "matmul"), [("tf32", "high"), ("float32", "highest")])
+def test_tf32_is_allowed_for_a_while_only(precision: str, matmul: str) -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with products_in(precision):
+        assert torch.get_float32_matmul_precision() == matmul
+        assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_a_run_in_bfloat16_learns_about_the_same_and_keeps_float32(tmp_path: Path) -> None:
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        recipe = small_recipe(tmp_path, train={"precision": precision})
+        train(recipe, tmp_path / precision, quiet=True)
+        last = [m for m in read_metrics(tmp_path / precision) if m["kind"] == "epoch"][-1]
+        found[precision] = last["valid_nll"]
+    assert found["bfloat16"] != found["float32"]
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.02)
+    model = br.load(tmp_path / "bfloat16")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_kl_asked_for_before_the_forward_gives_the_same_step() -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(br.LanguageModel(11, 5, 7, 2).double(), br.Gaussian((0.05, 0.3)))
+    x = torch.arange(24).view(6, 4) % 11
+    found = []
+    for early in (True, False):
+        model.zero_grad()
+        torch.manual_seed(3)
+        objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
+        model.resample()
+        kl = None
+        if early:
+            with torch.no_grad():
+                kl = model.kl()
+        loss = objective.loss(model, model(x)[0].square().sum(), [x[:4]], 1, kl)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([loss.error, loss.complexity, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
