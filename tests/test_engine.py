@@ -16,11 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.bayes import block as block_module
 from bayesrnn.engine import Replay, products_in
+from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import step as step_module
 from bayesrnn.train.checkpoint import pack_optimizer, unpack_optimizer
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import read_metrics
-from bayesrnn.train.step import Update
+from bayesrnn.train.step import Step, Update, build_optimizer
+from bayesrnn.train.task import LanguageTask
 from small_runs import small_recipe
 
 PAIRS = {
@@ -239,3 +241,38 @@ def test_a_kl_asked_for_before_the_forward_gives_the_same_step() -> None:
         found.append([loss.error, loss.complexity, *gradients])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_where_the_fast_way_fails_the_step_is_taken_the_ordinary_way(tmp_path: Path) -> None:
+    """With the same noise, the same figures, and one line that says why."""
+    recipe = small_recipe(tmp_path)
+    found = []
+    for fails in (False, True):
+        torch.manual_seed(1)
+        task = LanguageTask(recipe, torch.device("cpu"))
+        model = build_model(recipe, build_module(recipe, task.corpus.vocabulary))
+        update = Update(build_optimizer(recipe.train, model), 5.0, torch.device("cpu"))
+        update.set_rate(0.1)
+        objective, said = br.FreeEnergy(task.batches), []
+        step = Step(model, task.nll, objective, update, recipe.train, said.append)
+        if fails:
+
+            def fail(*inputs: Tensor, spoilt: br.FreeEnergy = objective) -> tuple[Tensor, ...]:
+                torch.randn(3)
+                spoilt._error += 7
+                raise AttributeError("'NoneType' object has no attribute 'dtype'")
+
+            step._replay = Replay(fail, torch.device("cpu"))
+        state = None
+        for batch, _ in zip(task.batches, range(3), strict=False):
+            objective.count(batch)
+            state = step(batch, state)
+        found.append((objective.epoch, [p.detach().clone() for p in model.parameters()]))
+        assert said == (
+            ["every step runs kernel by kernel: 'NoneType' object has no attribute 'dtype'"]
+            if fails
+            else []
+        )
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert torch.equal(one, other)

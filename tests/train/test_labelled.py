@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from bayesrnn import UserError, load
+from bayesrnn import FreeEnergy, UserError, load
+from bayesrnn.engine import Replay
 from bayesrnn.recipe import Recipe
+from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import loop
 from bayesrnn.train.loop import Trainer, train
+from bayesrnn.train.step import Step, Update, build_optimizer
 from bayesrnn.train.task import LabelledTask, build_task
 from labelled_runs import EPOCH, image_recipe, review_recipe, write_images
 from small_runs import assert_same_end, epochs_only, metrics
@@ -98,6 +102,28 @@ def test_every_epoch_has_an_order_of_its_own(
     epochs = [[x for batch in seen[i : i + EPOCH] for x in batch] for i in (0, EPOCH)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == pytest.approx(sorted(epochs[1]))
+
+
+def test_a_step_without_a_state_goes_through_the_recording(tmp_path: Path) -> None:
+    """After the first step, with x and y alone as its inputs."""
+    recipe, cpu = image_recipe(tmp_path), torch.device("cpu")
+    recorded: list[tuple[Tensor, ...]] = []
+
+    class Watched(Replay):
+        def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+            recorded.append(inputs)
+            return super().__call__(*inputs)
+
+    task = build_task(recipe, cpu)
+    model = build_model(recipe, build_module(recipe, task.vocabulary))
+    update = Update(build_optimizer(recipe.train, model), 5.0, cpu)
+    objective = FreeEnergy(task.batches)
+    step = Step(model, task.nll, objective, update, recipe.train, lambda text: None)
+    step._replay = Watched(lambda x, y: (), cpu)
+    batches = [batch for batch, _ in zip(task.batches, range(3), strict=False)]
+    assert [step(batch, None) for batch in batches] == [None] * 3
+    assert [len(inputs) for inputs in recorded] == [2, 2]
+    assert recorded[0][0] is batches[1].x
 
 
 @pytest.mark.parametrize("kind", ["images", "ratings", "classes"])

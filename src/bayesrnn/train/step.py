@@ -145,7 +145,8 @@ class Step:
         self._say = say
         self._replay: Replay | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._zeros: tuple[Tensor, ...] | None = None  # the state an epoch starts from, once known
+        self._zeros: tuple[Tensor, ...] = ()  # the state an epoch starts from
+        self._tried = False  # whether the fast way was gone once
         device = update.rate.device
         if device.type != "cuda":
             return
@@ -174,16 +175,34 @@ class Step:
             return self.run(batch, state)
         self._batch = batch
         seen, known = self._replay.recorded, self._replay.refused
-        if state is None and self._zeros is None:
-            after = self._replay.as_it_is(batch.x, batch.y)
-            self._zeros = tuple(torch.zeros_like(s) for s in after)
+        if not self._tried:
+            after = self._first(self._replay, batch, state)
         else:
-            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros or ()))
-        if self._replay.recorded and not seen:
+            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
+        if self._replay is not None and self._replay.recorded and not seen:
             self._say("recorded a step; from here on it is replayed as one graph")
-        if self._replay.refused and not known:
+        if self._replay is not None and self._replay.refused and not known:
             self._say(f"every step runs kernel by kernel: {self._replay.refused}")
         return as_state(after)
+
+    def _first(self, replay: Replay, batch: Batch, state: State | None) -> tuple[Tensor, ...]:
+        """The first step: where the fast way fails, the same step the ordinary way, and all after
+        it (a module that reads the weights of its layers itself cannot be `tuned`)."""
+        self._tried = True
+        sums, device = self.objective.state_dict(), batch.x.device
+        random = torch.get_rng_state(), _generator(device).get_state()
+        try:
+            after = replay.as_it_is(batch.x, batch.y, *as_tensors(state))
+        except Exception as error:  # whatever it is: if it is the user's, it will come again
+            why = (str(error).strip() or repr(error)).splitlines()[0]
+            self._say(f"every step runs kernel by kernel: {why}")
+            self._replay = self._stream = None
+            self.objective.load_state_dict(sums)
+            torch.set_rng_state(random[0])
+            _generator(device).set_state(random[1])
+            return as_tensors(self.run(batch, state))
+        self._zeros = tuple(torch.zeros_like(s) for s in after)
+        return after
 
     def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
@@ -220,6 +239,14 @@ class Step:
             return None
         with self.model.beside(), torch.no_grad():
             return self.model.kl(self.objective.kl)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """torch's own, of that device."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
 
 
 def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
