@@ -90,7 +90,9 @@ def write_predictions(path: Path, examples: Examples, prediction: Prediction) ->
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*columns, *Prediction._fields[1:]])
-    writer.writerows([*row, *line] for row, line in zip(rows, numbers, strict=True))
+    for row, line in zip(rows, numbers, strict=True):
+        values = [*row, *line]
+        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in values])
     write_atomic(path, text.getvalue().encode())
 
 
