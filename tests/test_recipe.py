@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayesrnn import Delta, Gaussian, Laplace, Normal, ScaleMixture, TextData, Uniform
+from bayesrnn import (
+    Delta,
+    Gaussian,
+    ImageData,
+    Laplace,
+    MlpSettings,
+    Normal,
+    ReviewData,
+    ReviewSettings,
+    ScaleMixture,
+    TextData,
+    Uniform,
+)
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.models.dropout import DropoutSettings
 from bayesrnn.models.language import LanguageSettings
@@ -103,6 +115,8 @@ def problems_of(table: dict[str, Any]) -> dict[str, str]:
 
 
 DATA = {"data": {"path": "text"}}
+IMAGES = {"kind": "images", "path": "x"}
+REVIEWS = {"kind": "reviews", "path": "x"}
 
 
 # --- in and out ------------------------------------------------------------------------------
@@ -217,6 +231,11 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"bayes": {"where": []}}, "bayes.where", "at least one name pattern"),
         ({"model": {"cell": "transformer"}}, "model.cell", '"lstm", "gru" or "rnn"'),
         ({"model": {"tied": True, "hidden": 3}}, "model.tied", "needs embedding = hidden"),
+        ({"data": {"kind": "sounds"}}, "data.kind", "is 'sounds'; allowed: text, images, reviews"),
+        ({"data": IMAGES | {"tokens": "words"}}, "data.tokens", "allowed: path, valid"),
+        ({"data": IMAGES, "model": {"cell": "gru"}}, "model.cell", "allowed: inputs, hidden"),
+        ({"data": IMAGES, "dropout": {"input": 0.5}}, "dropout", "not for data of kind 'images'"),
+        ({"data": REVIEWS | {"classes": 5}}, "data.classes", "must be 0, 3 or 4, got 5"),
         ({"prior": {"kind": "horseshoe"}}, "prior.kind", "is 'horseshoe'; allowed: uniform"),
         ({"prior": {"pi": 0.5}}, "prior.kind", "is missing; allowed: uniform, normal"),
         ({"prior": {"kind": "scale_mixture", "pi": 1.5}}, "prior.pi", "between 0 and 1, got 1.5"),
@@ -307,3 +326,16 @@ def test_the_order_of_patterns_is_a_difference() -> None:
     one = from_table(DATA | {"posterior": patterns})
     other = from_table(DATA | {"posterior": dict(reversed(patterns.items()))})
     assert differences(one, other) == {"posterior": (["rnn.*", "*"], ["*", "rnn.*"])}
+
+
+def test_the_kind_of_data_decides_the_kind_of_network() -> None:
+    assert from_table({"data": {"path": "x"}}) == from_table(
+        {"data": {"path": "x", "kind": "text"}}
+    )
+    images, reviews = (from_table({"data": data}) for data in (IMAGES, REVIEWS))
+    assert (images.data, images.model) == (ImageData("x"), MlpSettings())
+    assert (reviews.data, reviews.model) == (ReviewData("x"), ReviewSettings())
+    with pytest.raises(
+        ValueError, match="model must be MlpSettings for data of kind 'images', got"
+    ):
+        Recipe(ImageData("x"))

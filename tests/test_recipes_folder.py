@@ -10,7 +10,7 @@ from bayesrnn.recipe import read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.toml"))
-SMALL = ["data.path=anywhere", "model.hidden=4", "model.embedding=4"]
+SMALL = ["data.path=anywhere", "model.hidden=4"]
 
 
 def test_there_are_recipes() -> None:

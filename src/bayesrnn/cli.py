@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,22 +17,24 @@ from rich.table import Table
 from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
+from bayesrnn.data import TextData
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
-    Evaluation,
     RateSearch,
     dynamic_evaluate,
+    evaluate_labelled,
     evaluate_text,
     generate_text,
     search_rate,
+    write_predictions,
 )
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import load, load_vocabulary
+from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.loop import train as train_recipe
-from bayesrnn.train.task import LanguageTask
+from bayesrnn.train.task import LabelledTask, LanguageTask, build_task
 
 app = typer.Typer(
     name="bayesrnn",
@@ -46,7 +48,7 @@ app = typer.Typer(
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Data = Annotated[str, typer.Option(help="Read the text from here, not from where it was.")]
+Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
 Weights = Literal["mean", "sample"]
 
 
@@ -107,16 +109,15 @@ def train(
     out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
     last = outcome.epochs[-1] if outcome.epochs else {}
+    watched = outcome.watched
     figures: dict[str, Any] = {
         "run": str(out),
         "finished": outcome.finished,
         "steps": outcome.steps,
         "epochs": last.get("epoch", 0),
-        "train_perplexity": last.get("train_perplexity"),
-        "valid_perplexity": last.get("valid_perplexity"),
-        "best_valid_perplexity": min(
-            (line["valid_perplexity"] for line in outcome.epochs), default=None
-        ),
+        **{key: value for key, value in last.items() if key.startswith("train_")},
+        watched: last.get(watched),
+        f"best_{watched}": min((line[watched] for line in outcome.epochs), default=None),
         "error_bits": last.get("error_bits"),
         "complexity_bits": last.get("complexity_bits"),
         "seconds": outcome.seconds,
@@ -127,7 +128,9 @@ def train(
 @app.command()
 def evaluate(
     run: RunFolder,
-    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Which text.")] = "test",
+    split: Annotated[
+        Literal["train", "valid", "test"], typer.Option(help="Which part of the data.")
+    ] = "test",
     weights: Annotated[
         Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
     ] = None,
@@ -135,7 +138,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="How many draws (default 10 with --weights sample).")
     ] = None,
     streams: Annotated[
-        int, typer.Option(min=1, help="Read the text as this many streams; 1 is exact.")
+        int, typer.Option(min=1, help="Read a text as this many streams; 1 is exact.")
     ] = 1,
     sharpened: Annotated[
         bool,
@@ -155,18 +158,25 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Steps a segment of --dynamic (default: the training's unroll)."),
     ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
     data: Data = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity of a run's model over a whole text, as one stream with the state carried.
+    """How good a run's model is: the perplexity of a whole text, as one stream with the state
+    carried; or the error over all images or reviews.
 
     bayesrnn evaluate runs/ptb --split test
 
     bayesrnn evaluate runs/ptb --samples 10 --json
 
     bayesrnn evaluate runs/ptb --dynamic 0.1
+
+    bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if sharpened:
         if dynamic is not None or samples is not None:
@@ -184,10 +194,12 @@ def evaluate(
     place = choose_device(device, "--device")
     model = load(run).to(place)
     recipe = _recipe(run, data)
-    task = LanguageTask(recipe, place, load_vocabulary(run))
+    flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
+    _check_flags(recipe, flags | {"--predictions": predictions is not None})
+    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     generator = torch.Generator(place).manual_seed(seed)
     search: RateSearch | None = None
-    result: Evaluation
+    scores: dict[str, Any]
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
 
@@ -195,10 +207,25 @@ def evaluate(
             line = bar.add_task(what, total=targets)
             return lambda done: bar.advance(line, done)
 
-        if dynamic is None:
+        if isinstance(task, LabelledTask):
+            examples = task.examples(split)
+            advance = reading(f"reading {split}", examples.targets * max(count, 1))
+            found, prediction = evaluate_labelled(
+                model, examples, task.output, count, generator, advance
+            )
+            scores = {
+                "examples": found.examples,
+                "samples": count,
+                **found.scores,
+                "expected_nll": found.expected_nll,
+            }
+            if predictions is not None:
+                write_predictions(predictions, task.data.splits[split], prediction)
+        elif dynamic is None:
             loader = task.stream(split, streams)
             advance = reading(f"reading {split}", loader.targets * max(count, 1))
-            result = evaluate_text(model, loader, count, generator, advance)
+            text = evaluate_text(model, loader, count, generator, advance)
+            scores = {"streams": streams, **asdict(text)}
         else:
             unroll = segment or recipe.train.unroll
             if rate is None:
@@ -208,7 +235,8 @@ def evaluate(
                 rate = search.rate
             loader = task.stream(split, streams, unroll)
             advance = reading(f"reading {split}", loader.targets)
-            result = dynamic_evaluate(model, loader, rate, advance=advance)
+            text = dynamic_evaluate(model, loader, rate, advance=advance)
+            scores = {"streams": streams, **asdict(text)}
     with model.weights("sample"), torch.no_grad():
         model.resample(generator=generator)
         complexity = model.kl().item() if model.has_description_length else None
@@ -216,18 +244,17 @@ def evaluate(
         "run": str(run),
         "split": split,
         "weights": "sample" if count else "mean",
-        "streams": streams,
-        **asdict(result),
+        **scores,
         "complexity_nats": complexity,
     }
     if search is not None and as_json:
         figures["search"] = [asdict(trial) for trial in search.tried]
-    _show(figures, f"{split} text", as_json)
+    _show(figures, f"{split} {task.unit}", as_json)
     if search is not None and not as_json:
         tried = Table("rate", "valid perplexity", title="rates tried")
         for trial in search.tried:
-            found = "diverged" if trial.perplexity is None else _shown(trial.perplexity)
-            tried.add_row(f"{trial.rate:g}", found)
+            shown = "diverged" if trial.perplexity is None else _shown(trial.perplexity)
+            tried.add_row(f"{trial.rate:g}", shown)
         Console().print(tried)
 
 
@@ -253,6 +280,8 @@ def generate(
     """
     model = load(run)
     settings = _recipe(run, "").data
+    if not isinstance(settings, TextData):
+        raise UserError(f"{run} is a run on {settings.kind}, which writes no text")
     generator = torch.Generator().manual_seed(seed)
     text = generate_text(
         model, prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
@@ -302,6 +331,7 @@ def _evaluate_sharpened(
     """`evaluate --sharpened`: phi is the mean, or drawn."""
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), _recipe(run, data)
+    _check_flags(recipe, {"--sharpened": True})
     task = LanguageTask(recipe, place, load_vocabulary(run))
     loader = task.stream(split, recipe.train.streams, recipe.train.unroll)
     generator = torch.Generator(place).manual_seed(seed)
@@ -318,6 +348,14 @@ def _evaluate_sharpened(
     _show(figures, f"{split} text, sharpened: an upper bound", as_json)
 
 
+def _check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
+    """--predictions is for all but text, every other flag here for text alone."""
+    is_text = isinstance(recipe.data, TextData)
+    for flag in (flag for flag, is_used in used.items() if is_used):
+        if is_text == (flag == "--predictions"):
+            raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
+
+
 def _rate(dynamic: str) -> float | None:
     """The rate that --dynamic gives; None where it is to be searched for."""
     if dynamic == "search":
@@ -332,7 +370,7 @@ def _rate(dynamic: str) -> float | None:
 
 
 def _recipe(run: Path, data: str) -> Recipe:
-    """A run's recipe, with its text read from `data` where that is given."""
+    """A run's recipe, with its data read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
     return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
 

@@ -1,9 +1,10 @@
 """Recipes: frozen dataclasses <-> TOML tables. Strict, and every problem is reported at once.
 
 A recipe has the tables `[data]`, `[model]`, `[dropout]`, `[posterior]`, `[prior]`, `[bayes]` and
-`[train]`. Each is the table of one dataclass; `[posterior]` and `[prior]` say which with `kind`,
-and may instead hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first
-match counts.
+`[train]`. Each is the table of one dataclass. `[data]` says which with `kind` (by default "text"),
+which also decides what `[model]` is. `[posterior]` and `[prior]` say which with `kind`, and may
+instead hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first match
+counts.
 """
 
 import dataclasses
@@ -28,10 +29,9 @@ from bayesrnn.bayes import (
     Uniform,
 )
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
-from bayesrnn.data.text import TextData
+from bayesrnn.data import ImageData, ReviewData, TextData
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.models.dropout import DropoutSettings
-from bayesrnn.models.language import LanguageSettings
+from bayesrnn.models import DropoutSettings, LanguageSettings, MlpSettings, ReviewSettings
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
@@ -39,6 +39,15 @@ Problems = list[tuple[str, str]]
 
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
+
+Data = TextData | ImageData | ReviewData
+Model = LanguageSettings | MlpSettings | ReviewSettings
+DATA: dict[str, type[Data]] = {cls.kind: cls for cls in (TextData, ImageData, ReviewData)}
+MODELS: dict[type[Data], type[Model]] = {
+    TextData: LanguageSettings,
+    ImageData: MlpSettings,
+    ReviewData: ReviewSettings,
+}
 
 
 @dataclass(frozen=True)
@@ -56,13 +65,18 @@ class BayesSettings:
 class Recipe:
     """Everything that decides a run."""
 
-    data: TextData
-    model: LanguageSettings = field(default_factory=LanguageSettings)
+    data: Data
+    model: Model = field(default_factory=LanguageSettings)
     dropout: DropoutSettings = field(default_factory=DropoutSettings)
     posterior: Posterior | Mapping[str, Posterior] = field(default_factory=Gaussian)
     prior: Prior | Mapping[str, Prior] = field(default_factory=ScaleMixture)
     bayes: BayesSettings = field(default_factory=BayesSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        wanted, given = MODELS[type(self.data)].__name__, type(self.model).__name__
+        message = f"must be {wanted} for data of kind {self.data.kind!r}, got {given}"
+        require((wanted == given, "model", message))
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -98,8 +112,8 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
             problems.append((key, _unknown(key, known, "is not a table")))
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
-        "data": lambda t, key, out: _read(TextData, t, key, out),
-        "model": lambda t, key, out: _read(LanguageSettings, t, key, out),
+        "data": lambda t, key, out: _read_data(t, key, out),
+        "model": lambda t, key, out: _read(_model_of(table), t, key, out),
         "dropout": lambda t, key, out: _read(DropoutSettings, t, key, out),
         "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
         "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
@@ -107,7 +121,7 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
         "train": lambda t, key, out: _read(TrainSettings, t, key, out),
     }
     for key, reader in readers.items():
-        if key in table or key == "data":
+        if key in table or key in ("data", "model"):
             parts[key] = reader(table.get(key, {}), key, problems)
     if problems:
         raise Invalid(problems)
@@ -200,6 +214,19 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
     except Invalid as error:
         problems += [(f"{key}.{name}", message) for name, message in error.problems]
         return None
+
+
+def _read_data(table: Any, key: str, problems: Problems) -> Any:
+    """By its `kind`, which is text unless said otherwise."""
+    named = {"kind": TextData.kind, **table} if isinstance(table, Mapping) else table
+    return _read_kind(DATA, named, key, problems)
+
+
+def _model_of(table: Mapping[str, Any]) -> type[Model]:
+    """The dataclass of `[model]`; that of a text where the kind of data is not known."""
+    data = table.get("data", {})
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    return MODELS[DATA.get(kind, TextData) if isinstance(kind, str) else TextData]
 
 
 def _read_kinds(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Problems) -> Any:
@@ -299,7 +326,11 @@ def _unknown(key: str, known: Sequence[str], said: str) -> str:
 
 def _check_together(recipe: Recipe) -> None:
     """What one table's settings mean for another's (with patterns: when the model is built)."""
-    recipe.dropout.check_cell(recipe.model.cell)
+    if isinstance(recipe.model, MlpSettings):
+        none = recipe.dropout == DropoutSettings()
+        require((none, "dropout", f"is not for data of kind {recipe.data.kind!r}"))
+    else:
+        recipe.dropout.check_cell(recipe.model.cell)
     posterior, prior = recipe.posterior, recipe.prior
     if isinstance(posterior, Mapping) or isinstance(prior, Mapping):
         return
@@ -344,7 +375,7 @@ def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = {"kind": value.kind} if isinstance(value, (Posterior, Prior)) else {}
+        kind = {"kind": value.kind} if hasattr(value, "kind") else {}
         return kind | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}

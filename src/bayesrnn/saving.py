@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian, Posterior, Prior, bayesianize
-from bayesrnn.data.vocabulary import Vocabulary
+from bayesrnn.data import ImageData, ReviewData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
-from bayesrnn.models.language import LanguageModel
+from bayesrnn.models import (
+    LanguageModel,
+    LanguageSettings,
+    Mlp,
+    MlpSettings,
+    ReviewModel,
+)
 from bayesrnn.recipe import (
     POSTERIORS,
     PRIORS,
@@ -90,7 +96,8 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
                 f"{path} is no run's folder, which train --out makes; to load a model of your own "
                 "in Python, pass its network as load(..., module=net)"
             )
-        module = build_module(read_recipe(path / "recipe.toml"), load_vocabulary(path))
+        recipe = read_recipe(path / "recipe.toml")
+        module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
         if not (path / "model").exists():
             raise UserError(f"{path} holds no finished model yet; train it first")
         path = path / "model"
@@ -109,14 +116,27 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     return model.eval()
 
 
+def has_vocabulary(recipe: Recipe) -> bool:
+    """Whether its runs read words, so that they keep a vocabulary."""
+    return not isinstance(recipe.data, ImageData)
+
+
 def load_vocabulary(run: Path) -> Vocabulary:
     """The vocabulary a run was trained with."""
     return Vocabulary.load(run / "vocabulary.json")
 
 
-def build_module(recipe: Recipe, vocabulary: Vocabulary) -> LanguageModel:
-    """The recipe's plain network."""
-    return LanguageModel.from_settings(len(vocabulary), recipe.model, recipe.dropout)
+def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
+    """The recipe's plain network; the vocabulary is that of its words, where it reads any."""
+    settings = recipe.model
+    if isinstance(settings, MlpSettings):
+        return Mlp(settings)
+    if vocabulary is None:
+        raise ValueError(f"a network for data of kind {recipe.data.kind!r} needs a vocabulary")
+    if isinstance(settings, LanguageSettings):
+        return LanguageModel.from_settings(len(vocabulary), settings, recipe.dropout)
+    assert isinstance(recipe.data, ReviewData)
+    return ReviewModel(len(vocabulary), settings, recipe.data.classes, recipe.dropout)
 
 
 def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:

@@ -1,16 +1,27 @@
 """Data: from files to batches."""
 
-from bayesrnn.data.batching import Batch, StreamLoader
+from bayesrnn.data.batching import Batch, Loader, StreamLoader
+from bayesrnn.data.images import ImageData, load_images
+from bayesrnn.data.labelled import ExampleLoader, Examples, Labelled
+from bayesrnn.data.reviews import ReviewData, load_reviews
 from bayesrnn.data.text import Corpus, TextData, decode_text, encode_text, load_text
 from bayesrnn.data.vocabulary import Vocabulary
 
 __all__ = [
     "Batch",
     "Corpus",
+    "ExampleLoader",
+    "Examples",
+    "ImageData",
+    "Labelled",
+    "Loader",
+    "ReviewData",
     "StreamLoader",
     "TextData",
     "Vocabulary",
     "decode_text",
     "encode_text",
+    "load_images",
+    "load_reviews",
     "load_text",
 ]

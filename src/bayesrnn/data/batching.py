@@ -1,8 +1,8 @@
-"""A long text as parallel streams, cut into pieces whose state is carried on."""
+"""Batches; and a long text as parallel streams, cut into pieces whose state is carried on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,20 +15,38 @@ from bayesrnn.errors import UserError, require
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One cut through all streams: T steps of B streams, time first."""
+    """One step's data: a cut through all streams of a text, or some labelled examples."""
 
     x: Tensor
-    """[T, B] token ids, int64."""
+    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]."""
     y: Tensor
-    """[T, B] the same, one token later."""
+    """Text: [T, B] the same, one token later. Examples: [B]."""
     first: bool
-    """The carried state starts from zero here."""
+    """The carried state starts from zero here; with examples always, for there is none."""
     targets: int
-    """T * B."""
+    """The numbers in y."""
     streams: int
     """B."""
     share: float
     """The part of the epoch's targets that is here; sums to 1 over an epoch."""
+
+
+class Loader(Protocol):
+    """What a training asks of its batches: to be counted, and to go on in the midst of an epoch."""
+
+    targets: int
+    """Of an epoch."""
+    left_over: int
+    dropped: int
+    device: torch.device
+    position: int
+    """The next batch. After an epoch it is 0 again; set it to go on from there."""
+    epoch: int
+    """The number of the epoch, for loaders whose order depends on it."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
 
 
 class StreamLoader:
@@ -76,6 +94,7 @@ class StreamLoader:
         self.streams = streams
         self.unroll = unroll
         self.device = torch.device(device)
+        self.epoch = 0  # a text is read in its order in every epoch
         used = length - length % unroll if drop_last else length
         self.targets = streams * used
         self.left_over = len(ids) - 1 - streams * length

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ class TextData:
     min_count: int = 1
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     cache: str = ""
+    kind: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         require(

@@ -9,6 +9,11 @@ from bayesrnn.evaluate.dynamic import (
     search_rate,
 )
 from bayesrnn.evaluate.generation import generate, generate_text
+from bayesrnn.evaluate.labelled import (
+    LabelledEvaluation,
+    evaluate_labelled,
+    write_predictions,
+)
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
@@ -17,7 +22,9 @@ __all__ = [
     "Categorical",
     "DynamicEvaluation",
     "Evaluation",
+    "LabelledEvaluation",
     "Prediction",
+    "evaluate_labelled",
     "RateSearch",
     "Trial",
     "dynamic_evaluate",
@@ -26,5 +33,6 @@ __all__ = [
     "generate_text",
     "outputs",
     "predict",
+    "write_predictions",
     "search_rate",
 ]

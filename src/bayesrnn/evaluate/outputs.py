@@ -4,6 +4,7 @@ An output turns one draw's raw output into moments that are averaged over draws.
 giving an object the two methods of `Output`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.errors import require
+from bayesrnn.evaluate.perplexity import token_losses
 
 
 class Prediction(NamedTuple):
@@ -35,6 +37,16 @@ class Output(Protocol):
     def predict(self, averages: tuple[Tensor, ...]) -> Prediction: ...
 
 
+class Likelihood(Output, Protocol):
+    """An output that can also be scored, and so trained."""
+
+    def nll(self, raw: Tensor, target: Tensor) -> Tensor:
+        """-log p of each target, in nats."""
+
+    def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
+        """How far predictions are off, in the usual unit, by its name."""
+
+
 @dataclass(frozen=True)
 class Categorical:
     """Raw output: logits over the last axis.
@@ -53,6 +65,14 @@ class Categorical:
         total = torch.special.entr(p).sum(dim=-1)
         return Prediction(p, total, aleatoric, (total - aleatoric).clamp_min(0.0))
 
+    def nll(self, raw: Tensor, target: Tensor) -> Tensor:
+        return token_losses(raw, target)
+
+    def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
+        """The share of targets that are not the most probable class, in percent."""
+        wrong = prediction.mean.argmax(dim=-1) != target
+        return {"error_percent": 100 * wrong.double().mean().item()}
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -69,20 +89,32 @@ class Normal:
         ok = self.scale is None or self.scale >= 0
         require((ok, "scale", f"must be 0 or above, got {self.scale}"))
 
-    def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
+    def _read(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The means and the scales of the noise."""
         if self.scale is None:
             if raw.shape[-1:] != (2,):
                 raise ValueError(
                     "Normal() reads (mean, s) from a last axis of 2, got shape "
                     f"{tuple(raw.shape)}; for means alone give Normal(scale=...)"
                 )
-            mean, variance = raw[..., 0], F.softplus(raw[..., 1]).square()
-        else:
-            mean, variance = raw, torch.full_like(raw, self.scale**2)
+            return raw[..., 0], F.softplus(raw[..., 1])
+        return raw, torch.full_like(raw, self.scale)
+
+    def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
+        mean, scale = self._read(raw)
         mean = mean.double()  # the square of a mean is subtracted from a mean of squares
-        return mean, mean.square(), variance
+        return mean, mean.square(), scale.square()
 
     def predict(self, averages: tuple[Tensor, ...]) -> Prediction:
         mean, square, aleatoric = averages
         epistemic = (square - mean.square()).clamp_min(0.0).to(aleatoric.dtype)
         return Prediction(mean.to(aleatoric.dtype), aleatoric + epistemic, aleatoric, epistemic)
+
+    def nll(self, raw: Tensor, target: Tensor) -> Tensor:
+        mean, scale = self._read(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+        return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
+
+    def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
+        """The root of the mean squared difference."""
+        square = (prediction.mean.double() - target).square().mean().item()
+        return {"rmse": math.sqrt(square)}

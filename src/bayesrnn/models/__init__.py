@@ -1,5 +1,6 @@
 """Plain modules; nothing here knows of distributions over weights."""
 
+from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
 
@@ -10,5 +11,9 @@ __all__ = [
     "Mask",
     "MaskedEmbedding",
     "MaskedRNN",
+    "Mlp",
+    "MlpSettings",
+    "ReviewModel",
+    "ReviewSettings",
     "detach",
 ]

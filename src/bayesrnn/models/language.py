@@ -81,23 +81,13 @@ class LanguageModel(nn.Module):
                 problems += error.problems
         if problems:
             raise Invalid(problems)
-        self.embedding = (
-            MaskedEmbedding(vocabulary, embedding, dropout)
-            if dropout.word > 0
-            else nn.Embedding(vocabulary, embedding)
+        self.embedding, self.rnn = build_layers(
+            vocabulary, embedding, hidden, layers, cell, dropout
         )
-        plain = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
-        self.rnn = MaskedRNN(plain, dropout) if dropout.on_layers else plain
         self.decoder = nn.Linear(hidden, vocabulary)
         if tied:
             self.decoder.weight = self.embedding.weight
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if "bias" in name:
-                    parameter.zero_()
-                    parameter.requires_grad_("bias_hh" not in name)
-                else:
-                    parameter.uniform_(-init, init)
+        start_weights(self, init)
 
     @classmethod
     def from_settings(
@@ -108,6 +98,35 @@ class LanguageModel(nn.Module):
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         hidden, state = self.rnn(self.embedding(x), state)
         return self.decoder(hidden), state
+
+
+def build_layers(
+    vocabulary: int,
+    embedding: int,
+    hidden: int,
+    layers: int,
+    cell: Cell,
+    dropout: DropoutSettings,
+) -> tuple[nn.Embedding, nn.RNNBase | MaskedRNN]:
+    """An embedding and recurrent layers, with masks where something is dropped."""
+    words = (
+        MaskedEmbedding(vocabulary, embedding, dropout)
+        if dropout.word > 0
+        else nn.Embedding(vocabulary, embedding)
+    )
+    plain = CELLS[cell](embedding, hidden, layers)  # type: ignore[arg-type]
+    return words, MaskedRNN(plain, dropout) if dropout.on_layers else plain
+
+
+@torch.no_grad()
+def start_weights(module: nn.Module, init: float) -> None:
+    """Weights uniform in +-init and biases at 0; the second bias of recurrent layers is frozen."""
+    for name, parameter in module.named_parameters():
+        if "bias" in name:
+            parameter.zero_()
+            parameter.requires_grad_("bias_hh" not in name)
+        else:
+            parameter.uniform_(-init, init)
 
 
 def detach(state: State) -> State:

@@ -32,7 +32,7 @@ from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
 from bayesrnn.train.schedule import learning_rate
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
-from bayesrnn.train.task import LanguageTask, Task
+from bayesrnn.train.task import Task, build_task
 
 LOG_STEPS = 50
 
@@ -46,13 +46,13 @@ def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = Fa
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
-    task = LanguageTask(recipe, device, load_vocabulary(run.path) if known else None)
-    vocabulary = task.corpus.vocabulary
-    model = build_model(recipe, build_module(recipe, vocabulary)).to(device).train()
+    task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
+    model = build_model(recipe, build_module(recipe, task.vocabulary)).to(device).train()
     optimizer = build_optimizer(recipe.train, model)
     with run.locked():
         run.prepare(recipe, fresh)
-        vocabulary.save(run.vocabulary)
+        if task.vocabulary is not None:
+            task.vocabulary.save(run.vocabulary)
         trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
             with products_in(recipe.train.precision):
@@ -63,12 +63,16 @@ def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = Fa
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: after how many steps, whether all of them, and each epoch's figures."""
+    """How a training ended: after how many steps, whether all of them, and each epoch's figures.
+
+    `watched` names the figure that tells how good an epoch's model is: the lower, the better.
+    """
 
     steps: int
     finished: bool
     seconds: float
     epochs: list[dict[str, Any]]
+    watched: str
 
 
 @dataclass
@@ -140,7 +144,7 @@ class Trainer:
                 "to go on"
             )
         epochs = [line for line in read_metrics(self.run.path) if line["kind"] == "epoch"]
-        return Outcome(self.step, finished, round(self.seconds, 1), epochs)
+        return Outcome(self.step, finished, round(self.seconds, 1), epochs, self.task.watched)
 
     def _one_epoch(self) -> None:
         lr = learning_rate(
@@ -160,6 +164,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """What is left of the epoch: nothing, when it was stopped right at its end."""
         if self.step < (self.epoch + 1) * len(self.task.batches):
+            self.task.batches.epoch = self.epoch
             yield from self.task.batches
 
     def _update(self, batch: Batch) -> None:
@@ -195,26 +200,24 @@ class Trainer:
                 "kind": "step",
                 "step": self.step,
                 "epoch": self.epoch + 1,
-                "nll": nll,
-                "perplexity": math.exp(min(nll, 700.0)),
+                **self.task.figures(nll),
                 "kl": self.kl,
-                "words_per_second": round(self.window.targets / self.window.seconds, 1),
+                f"{self.task.unit}_per_second": round(self.window.targets / self.window.seconds, 1),
             }
             self.window = Window()
             self.metrics.write(line)
-            self.reporter.figures(line)
+            self.reporter.figures(line, self.task.unit)
 
     def _end_epoch(self, lr: float) -> None:
         self._look()
         sums = self.objective.epoch
-        nll = sums.nats.error / sums.targets
+        train = self.task.figures(sums.nats.error / sums.targets)
         line = {
             "kind": "epoch",
             "step": self.step,
             "epoch": self.epoch + 1,
             "lr": lr,
-            "train_nll": nll,
-            "train_perplexity": math.exp(min(nll, 700.0)),
+            **{f"train_{name}": value for name, value in train.items()},
             "kl": sums.penalty,
             "error_bits": sums.bits.error,
             "complexity_bits": sums.bits.complexity,
@@ -225,10 +228,11 @@ class Trainer:
         self.epoch += 1
         self._clock = time.monotonic()
         self.metrics.write(line)
+        name, value = list(train.items())[-1]
+        watched = self.task.watched
         self.reporter.say(
-            f"epoch {line['epoch']}: train perplexity {line['train_perplexity']:.2f}, "
-            f"valid {line['valid_perplexity']:.2f}, kl {sums.penalty:,.0f} nats, "
-            f"lr {lr:.4g}, {self.seconds:.0f} s"
+            f"epoch {line['epoch']}: train {name} {value:.4g}, {watched.replace('_', ' ')} "
+            f"{line[watched]:.4g}, kl {sums.penalty:,.0f} nats, lr {lr:.4g}, {self.seconds:.0f} s"
         )
 
     # --- when things end -----------------------------------------------------------------------

@@ -50,12 +50,14 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
-    def figures(self, line: Mapping[str, Any]) -> None:
-        """The running figures of a step line."""
+    def figures(self, line: Mapping[str, Any], unit: str) -> None:
+        """The running figures of a step line; `unit` is what the targets are."""
         text = (
-            f"{line['words_per_second']:,.0f} words/s  nll {line['nll']:.3f}  "
-            f"kl {line['kl']:,.0f}  perplexity {line['perplexity']:,.1f}"
+            f"{line[f'{unit}_per_second']:,.0f} {unit}/s  nll {line['nll']:.3f}  "
+            f"kl {line['kl']:,.0f}"
         )
+        if "perplexity" in line:
+            text += f"  perplexity {line['perplexity']:,.1f}"
         if self._bar is not None:
             epoch = f"epoch {line['epoch']}"
             self._bar.update(self._task, description=epoch, figures=text)

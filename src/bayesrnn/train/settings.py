@@ -33,14 +33,15 @@ def optimizers() -> list[str]:
 class TrainSettings:
     """How a model is trained.
 
-    A step reads `unroll` tokens of each of `streams` streams, with the state carried on. `lr`
+    A step reads `unroll` tokens of each of `streams` streams, with the state carried on; of images
+    and reviews it reads `streams`, in an order of its own in every epoch. `lr`
     stays for `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the
     norm of all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer`
     is a class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit.
     `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
     it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
-    After each epoch the validation text is read as `valid_streams` streams (1: exact, contiguous).
+    After each epoch a validation text is read as `valid_streams` streams (1: exact, contiguous).
     """
 
     epochs: int = 20

@@ -133,7 +133,7 @@ class Step:
     def __init__(
         self,
         model: Bayesian,
-        nll: Callable[[Bayesian, Batch, State | None], tuple[Tensor, State]],
+        nll: Callable[[Bayesian, Batch, State | None], tuple[Tensor, State | None]],
         objective: FreeEnergy,
         update: Update,
         settings: TrainSettings,
@@ -170,8 +170,8 @@ class Step:
             return "several processes train together"
         return None
 
-    def __call__(self, batch: Batch, state: State | None) -> State:
-        """Take a step from the carried state (None: zeros); the state to carry on."""
+    def __call__(self, batch: Batch, state: State | None) -> State | None:
+        """Take a step from the carried state (None: zeros); the state to carry on, if any."""
         if self._replay is None:
             return self.run(batch, state)
         self._batch = batch
@@ -186,9 +186,7 @@ class Step:
             self._say(f"every step runs kernel by kernel: {self._replay.refused}")
         for block in self.model.each_block():
             block.summary = None  # of weights that have changed since, which replays do not tell
-        carried = as_state(after)
-        assert carried is not None
-        return carried
+        return as_state(after)
 
     def _first(self, replay: Replay, batch: Batch, state: State | None) -> tuple[Tensor, ...]:
         """The first step: where the fast way fails, the same step the ordinary way, and all after
@@ -215,7 +213,7 @@ class Step:
     def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
 
-    def run(self, batch: Batch, state: State | None) -> State:
+    def run(self, batch: Batch, state: State | None) -> State | None:
         """The step itself."""
         fast = self._replay is not None
         tuned = self.model.tuned(self.dtype, fast, self._stream)

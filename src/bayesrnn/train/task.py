@@ -1,43 +1,93 @@
 """What is learnt: a task gives the batches, the loss of one, and the validation figure."""
 
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import Batch, Corpus, StreamLoader, Vocabulary, load_text
+from bayesrnn.data import (
+    Batch,
+    Corpus,
+    ExampleLoader,
+    ImageData,
+    Labelled,
+    Loader,
+    ReviewData,
+    StreamLoader,
+    TextData,
+    Vocabulary,
+    load_images,
+    load_reviews,
+    load_text,
+)
+from bayesrnn.errors import UserError
+from bayesrnn.evaluate.labelled import evaluate_labelled
+from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
+from bayesrnn.models import MlpSettings
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
 
 EVALUATION_TOKENS = 512
 """Tokens a cut of an evaluation; the state is carried, so it changes speed and memory only."""
+EVALUATION_EXAMPLES = 500
+"""Examples a batch of an evaluation; it changes speed and memory only."""
 
 
 class Task(Protocol):
     """All the trainer knows of what it trains."""
 
+    unit: str
+    """What the targets are, in the plural: "words", say."""
+    watched: str
+    """The figure of `validate` that tells how good a model is: the lower, the better."""
+
     @property
-    def batches(self) -> StreamLoader: ...
+    def batches(self) -> Loader: ...
 
     @property
     def device(self) -> torch.device: ...
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Of the data: a resumed run must go on with the same."""
 
-    def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]: ...
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """That of the words it reads, if it does."""
 
-    def validate(self, model: Bayesian) -> dict[str, float]: ...
+    def nll(
+        self, model: Bayesian, batch: Batch, state: State | None
+    ) -> tuple[Tensor, State | None]:
+        """Each sequence's summed loss, and the state to carry on (None: there is none)."""
+
+    def figures(self, nll: float) -> dict[str, float]:
+        """What a mean loss, in nats a target, is called; the last one is for people."""
+
+    def validate(self, model: Bayesian) -> dict[str, float]:
+        """By the posterior mean."""
+
+
+def build_task(
+    recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
+) -> "LanguageTask | LabelledTask":
+    """The recipe's task; a `vocabulary` given is used instead of building one."""
+    task = LanguageTask if isinstance(recipe.data, TextData) else LabelledTask
+    return task(recipe, device, vocabulary)
 
 
 class LanguageTask:
     """Predict the next token of a text."""
 
+    unit = "words"
+    watched = "valid_perplexity"
+
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
     ) -> None:
+        assert isinstance(recipe.data, TextData)
         self.corpus: Corpus = load_text(recipe.data, vocabulary)
         self.device = device
         train = recipe.train
@@ -48,8 +98,11 @@ class LanguageTask:
 
     @property
     def digest(self) -> str:
-        """Of the text: a resumed run must go on with the same."""
         return self.corpus.digest
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.corpus.vocabulary
 
     def stream(self, split: str, streams: int = 1, unroll: int | None = None) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise."""
@@ -59,10 +112,80 @@ class LanguageTask:
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         return language_nll(model, batch, state)
 
+    def figures(self, nll: float) -> dict[str, float]:
+        return {"nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+
     def validate(self, model: Bayesian) -> dict[str, float]:
-        """By the posterior mean."""
         result = evaluate_text(model, self._valid)
         return {"valid_nll": result.nll, "valid_perplexity": result.perplexity}
+
+
+class LabelledTask:
+    """Predict an image's class, or a review's rating or class."""
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
+    ) -> None:
+        self.device = device
+        self.unit = recipe.data.kind
+        self.data, self.output = _load_labelled(recipe, vocabulary)
+        train = recipe.train
+        self.batches = ExampleLoader(
+            self.data.splits["train"], train.streams, train.drop_last, train.seed, device
+        )
+        # Without a validation set the test set is watched, and called so.
+        self._split = "valid" if "valid" in self.data.splits else "test"
+        self._valid = self.examples(self._split)
+        error = "error_percent" if isinstance(self.output, Categorical) else "rmse"
+        self.watched = f"{self._split}_{error}"
+
+    @property
+    def digest(self) -> str:
+        return self.data.digest
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        return self.data.vocabulary
+
+    def examples(self, split: str) -> ExampleLoader:
+        """A split for evaluation, in its own order."""
+        if split not in self.data.splits:
+            raise UserError(
+                f"there is no {split!r} set, only {', '.join(self.data.splits)}; choose one of "
+                "them, or set data.split"
+            )
+        return ExampleLoader(
+            self.data.splits[split], EVALUATION_EXAMPLES, device=self.device, name=split
+        )
+
+    def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, None]:
+        return self.output.nll(model(batch.x), batch.y), None
+
+    def figures(self, nll: float) -> dict[str, float]:
+        return {"nll": nll}
+
+    def validate(self, model: Bayesian) -> dict[str, float]:
+        result, _ = evaluate_labelled(model, self._valid, self.output)
+        return {f"{self._split}_{name}": value for name, value in result.scores.items()}
+
+
+def _load_labelled(recipe: Recipe, vocabulary: Vocabulary | None) -> tuple[Labelled, Likelihood]:
+    """The examples, and what the network's output says of their targets."""
+    if isinstance(recipe.data, ReviewData):
+        output = Categorical() if recipe.data.classes else Normal()
+        return load_reviews(recipe.data, vocabulary), output
+    assert isinstance(recipe.data, ImageData)
+    assert isinstance(recipe.model, MlpSettings)
+    data = load_images(recipe.data)
+    pixels = data.splits["train"].x.shape[1]
+    classes = 1 + max(int(examples.y.max()) for examples in data.splits.values())
+    if pixels != recipe.model.inputs or classes > recipe.model.classes:
+        raise UserError(
+            f"{recipe.data.path} has images of {pixels} pixels in {classes} classes, but the "
+            f"network is for {recipe.model.inputs} pixels and {recipe.model.classes} classes; set "
+            f"model.inputs={pixels} and model.classes={classes}"
+        )
+    return data, Categorical()
 
 
 def language_nll(model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:

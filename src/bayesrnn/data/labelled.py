@@ -1,0 +1,114 @@
+"""Examples that each have one target, in batches whose order a seed decides."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesrnn.data.batching import Batch
+from bayesrnn.data.vocabulary import Vocabulary
+from bayesrnn.errors import UserError, require
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs x [N, ...], their targets y [N] (int64 classes or float numbers), and their names."""
+
+    x: Tensor
+    y: Tensor
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Examples by split; `digest` is that of the files' contents."""
+
+    splits: Mapping[str, Examples]
+    digest: str
+    vocabulary: Vocabulary | None = None
+
+
+class ExampleLoader:
+    """Examples, `streams` at a time, each a sequence of its own; all are kept on the device.
+
+    With a `seed` every epoch has an order of its own, a function of the seed and `epoch` alone;
+    without one it is the given order. The last batch is smaller unless the number of examples is a
+    multiple of `streams`; `drop_last` leaves that one out.
+
+    >>> examples = Examples(torch.arange(5.0), torch.arange(5), "abcde")
+    >>> loader = ExampleLoader(examples, streams=2)
+    >>> [batch.y.tolist() for batch in loader]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        streams: int,
+        drop_last: bool = False,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        name: str = "train",
+    ) -> None:
+        require((streams >= 1, "streams", f"must be at least 1, got {streams}"))
+        count = len(examples)
+        if count == 0 or (drop_last and count < streams):
+            raise UserError(
+                f"'{name}' has {count} examples, fewer than a batch needs "
+                f"({streams if drop_last else 1}); lower train.streams or give more data"
+            )
+        self.streams = streams
+        self.device = torch.device(device)
+        self.seed = seed
+        self.epoch = 0
+        self.targets = count - count % streams if drop_last else count
+        self.left_over = 0
+        self.dropped = count - self.targets
+        self.x, self.y = examples.x.to(self.device), examples.y.to(self.device)
+        self._position = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.targets // self.streams)
+
+    @property
+    def position(self) -> int:
+        """The next batch, just as `StreamLoader.position`; within the epoch that `epoch` says."""
+        return self._position
+
+    @position.setter
+    def position(self, batch: int) -> None:
+        require((0 <= batch <= len(self), "position", f"must be in 0..{len(self)}, got {batch}"))
+        self._position = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From `position` to the end of the epoch."""
+        if self._position == len(self):
+            self._position = 0
+        order = self._order()
+        while self._position < len(self):
+            start = self._position * self.streams
+            self._position += 1
+            yield self._batch(start, order)
+        self._position = 0
+
+    def _order(self) -> Tensor | None:
+        if self.seed is None:
+            return None
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.y))
+        return torch.from_numpy(order).to(self.device)
+
+    def _batch(self, start: int, order: Tensor | None) -> Batch:
+        stop = min(start + self.streams, self.targets)
+        if order is None:
+            x, y = self.x[start:stop], self.y[start:stop]
+        else:
+            chosen = order[start:stop]
+            x, y = self.x[chosen], self.y[chosen]
+        size = stop - start
+        return Batch(x, y, first=True, targets=size, streams=size, share=size / self.targets)

@@ -1,0 +1,175 @@
+"""Reviews and their ratings: the scale data of Pang & Lee 2005."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from bayesrnn.data.labelled import Examples, Labelled
+from bayesrnn.data.vocabulary import Vocabulary
+from bayesrnn.errors import UserError, require
+from bayesrnn.files import read_chunks
+
+PADDING = -1
+"""Stands after a review's last word; no word has this id."""
+
+
+@dataclass(frozen=True)
+class ReviewData:
+    """The `[data]` table of a recipe for reviews.
+
+    `path` is a folder in which, at any depth, each file subj.NAME (a review a line) stands beside
+    rating.NAME (a number from 0 to 1 a line) and, for classes, label.3class.NAME and
+    label.4class.NAME. A review's first `words` words are read. What is to be predicted is the
+    rating, or with `classes` 3 or 4 the class.
+
+    All reviews, in the order of their files' names, are shuffled by `split_seed`: the first
+    `split[0]` of them are to train on, the next `split[1]` to validate (0: none, and the test set
+    is watched during training), the last `split[2]` to test. The vocabulary is that of the
+    training words. `max_vocabulary` 0 means no limit.
+    """
+
+    path: str
+    words: int = 200
+    classes: Literal[0, 3, 4] = 0
+    max_vocabulary: int = 0
+    min_count: int = 1
+    split: tuple[float, float, float] = (0.8, 0.0, 0.2)
+    split_seed: int = 1
+    kind: ClassVar[str] = "reviews"
+
+    def __post_init__(self) -> None:
+        train, valid, test = self.split
+        require(
+            (self.path != "", "path", "must name a folder of reviews, got ''"),
+            (self.words >= 1, "words", f"must be at least 1, got {self.words}"),
+            (
+                self.classes in (0, 3, 4),
+                "classes",
+                f"must be 0 (the rating itself), 3 or 4, got {self.classes}",
+            ),
+            (
+                self.max_vocabulary == 0 or self.max_vocabulary >= 2,
+                "max_vocabulary",
+                f"must be 0 (no limit) or at least 2, got {self.max_vocabulary}",
+            ),
+            (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
+            (
+                min(train, test) > 0 <= valid and math.isclose(sum(self.split), 1, abs_tol=1e-6),
+                "split",
+                "must be three fractions that sum to 1, the first and last above 0, got "
+                f"{list(self.split)}",
+            ),
+            (self.split_seed >= 0, "split_seed", f"must be 0 or above, got {self.split_seed}"),
+        )
+
+
+class Review(NamedTuple):
+    """The words that are read, what is to be predicted, and where it stands."""
+
+    words: list[str]
+    target: float
+    name: str
+
+
+def load_reviews(settings: ReviewData, vocabulary: Vocabulary | None = None) -> Labelled:
+    """The reviews as word ids [N, words], padded at the end, and their ratings or classes.
+
+    A `vocabulary` given (that of a finished run, say) is used instead of building one.
+    """
+    reviews, digest = _read_reviews(settings)
+    splits = _split(reviews, settings)
+    if vocabulary is None:
+        counts = Counter(word for review in splits["train"] for word in review.words)
+        vocabulary = Vocabulary.build(counts, settings.max_vocabulary or None, settings.min_count)
+    encoded = {name: _encode(part, settings, vocabulary) for name, part in splits.items() if part}
+    return Labelled(encoded, digest, vocabulary)
+
+
+def _split(reviews: list[Review], settings: ReviewData) -> dict[str, list[Review]]:
+    order = np.random.default_rng(settings.split_seed).permutation(len(reviews))
+    train, valid, _ = settings.split
+    bounds = [0, round(len(order) * train), round(len(order) * (train + valid)), len(order)]
+    splits = {
+        name: [reviews[i] for i in order[start:stop]]
+        for name, start, stop in zip(("train", "valid", "test"), bounds, bounds[1:], strict=False)
+    }
+    empty = [name for name, part in splits.items() if not part and (valid or name != "valid")]
+    if empty:
+        raise UserError(
+            f"{settings.path} has {len(reviews)} reviews, too few to split as "
+            f"{list(settings.split)}: none is left for {empty[0]}"
+        )
+    return splits
+
+
+def _encode(reviews: list[Review], settings: ReviewData, vocabulary: Vocabulary) -> Examples:
+    x = torch.full((len(reviews), settings.words), PADDING)
+    for row, review in zip(x, reviews, strict=True):
+        row[: len(review.words)] = torch.tensor(vocabulary.encode(review.words))
+    kind = torch.int64 if settings.classes else torch.float32
+    y = torch.tensor([review.target for review in reviews], dtype=kind)
+    return Examples(x, y, [review.name for review in reviews])
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
+    folder = Path(settings.path).expanduser()
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {problem}; set data.path to a folder of reviews")
+    texts = sorted(folder.rglob("subj.*"), key=lambda path: path.name)
+    if not texts:
+        raise UserError(f"{folder} has no files subj.NAME; set data.path to a folder that has some")
+    reviews: list[Review] = []
+    digests: list[str] = []
+    for path in texts:
+        author = path.name.removeprefix("subj.")
+        form = f"label.{settings.classes}class.{{}}" if settings.classes else "rating.{}"
+        beside = path.with_name(form.format(author))
+        lines, targets = (_lines(file, digests) for file in (path, beside))
+        if len(lines) != len(targets):
+            raise UserError(
+                f"{path} has {len(lines)} reviews but {beside} has {len(targets)} lines; they do "
+                "not belong together"
+            )
+        for number, (line, target) in enumerate(zip(lines, targets, strict=True), start=1):
+            words = line.split()[: settings.words]
+            if not words:
+                raise UserError(f"{path}, line {number}: there is no review; take out the line")
+            reviews.append(
+                Review(words, _target(target, settings, beside, number), f"{author} {number}")
+            )
+    return reviews, hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def _lines(path: Path, digests: list[str]) -> list[str]:
+    data = b"".join(read_chunks(path))
+    digests.append(hashlib.sha256(data).hexdigest())
+    try:
+        return data.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error
+
+
+def _target(text: str, settings: ReviewData, path: Path, line: int) -> float:
+    """A rating from 0 to 1, or a class below `classes`."""
+    read: Callable[[str], float] = int if settings.classes else float
+    highest = settings.classes - 1 if settings.classes else 1
+    try:
+        value = read(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= highest:
+        wanted = "a class" if settings.classes else "a rating"
+        raise UserError(f"{path}, line {line}: {text!r} is not {wanted} from 0 to {highest}")
+    return value

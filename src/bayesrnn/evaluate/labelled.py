@@ -1,0 +1,113 @@
+"""Scores of labelled examples, by the posterior mean or by the average over draws."""
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.labelled import ExampleLoader, Examples
+from bayesrnn.errors import require
+from bayesrnn.evaluate.outputs import Likelihood, Prediction
+from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.files import write_atomic
+
+
+@dataclass(frozen=True)
+class LabelledEvaluation:
+    """`scores` are the NLL in nats an example, and the error: in percent for classes, the root of
+    the mean squared error for numbers.
+
+    `samples` is 0 for the posterior mean. With draws, probabilities are averaged; `expected_nll`
+    averages their logs instead, and is None for the mean.
+    """
+
+    examples: int
+    samples: int
+    scores: dict[str, float]
+    expected_nll: float | None
+
+
+def evaluate_labelled(
+    model: Bayesian,
+    loader: ExampleLoader,
+    output: Likelihood,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[LabelledEvaluation, Prediction]:
+    """Score every example once, in the loader's order; `samples` = 0 uses the posterior mean.
+
+    Each draw is kept for all examples. `advance` is told the number of examples after every batch.
+    """
+    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    draws = max(samples, 1)
+    sums: tuple[Tensor, ...] = ()
+    expected = 0.0
+    log_sum: Tensor | None = None  # per example, log of the summed probabilities
+    with evaluating(model):
+        for _ in range(draws):
+            with model.weights("sample" if samples else "mean"):
+                if samples:
+                    model.resample(generator=generator)
+                raw, targets = _outputs(model, loader, advance)
+            moments = output.moments(raw)
+            sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
+            log_p = -output.nll(raw, targets).double()
+            expected -= log_p.mean().item() / draws
+            log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
+        prediction = output.predict(tuple(total / draws for total in sums))
+    assert log_sum is not None
+    nll = math.log(draws) - log_sum.mean().item()
+    scores = {"nll": nll, **output.error(prediction, targets)}
+    result = LabelledEvaluation(loader.targets, samples, scores, expected if samples else None)
+    return result, prediction
+
+
+def write_predictions(path: Path, examples: Examples, prediction: Prediction) -> None:
+    """A CSV file with a line an example: its name and target, what was predicted, and how surely.
+
+    For classes: the most probable one, all probabilities, and entropies in nats. For numbers: the
+    mean, and variances. Total = aleatoric + epistemic.
+    """
+    mean = prediction.mean.cpu()
+    rest = torch.stack([part.cpu() for part in prediction[1:]], dim=1)
+    columns = ["example", "target", "predicted"]
+    rows = [[name, y] for name, y in zip(examples.names, examples.y.tolist(), strict=True)]
+    if mean.dim() == 1:
+        numbers = torch.cat([mean[:, None], rest], dim=1).tolist()
+    else:
+        columns += [f"p{c}" for c in range(mean.shape[1])]
+        best = mean.argmax(dim=1).tolist()
+        numbers = [
+            [b, *p] for b, p in zip(best, torch.cat([mean, rest], dim=1).tolist(), strict=True)
+        ]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, *Prediction._fields[1:]])
+    for row, line in zip(rows, numbers, strict=True):
+        values = [*row, *line]
+        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in values])
+    write_atomic(path, text.getvalue().encode())
+
+
+def _outputs(
+    model: Bayesian, loader: ExampleLoader, advance: Callable[[int], None] | None
+) -> tuple[Tensor, Tensor]:
+    """The raw output for all examples under the weights in force, and their targets."""
+    found: list[tuple[Tensor, Tensor]] = []
+    before, loader.position = loader.position, 0
+    try:
+        for batch in loader:
+            found.append((model(batch.x), batch.y))
+            if advance is not None:
+                advance(batch.targets)
+    finally:
+        loader.position = before
+    raw, targets = zip(*found, strict=True)
+    return torch.cat(raw), torch.cat(targets)

@@ -1,0 +1,130 @@
+"""One prediction an example: images by a feed-forward network, reviews by a recurrent one."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import require
+from bayesrnn.models.dropout import DropoutSettings
+from bayesrnn.models.language import CELLS, Cell, build_layers, start_weights
+
+
+@dataclass(frozen=True)
+class MlpSettings:
+    """The shape of an `Mlp`; a recipe's `[model]` table for images."""
+
+    inputs: int = 784
+    hidden: int = 800
+    layers: int = 2
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        require(
+            (self.inputs >= 1, "inputs", f"must be at least 1, got {self.inputs}"),
+            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
+            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
+            (self.classes >= 2, "classes", f"must be at least 2, got {self.classes}"),
+        )
+
+
+class Mlp(nn.Module):
+    """Rows of numbers [B, inputs] to logits [B, classes]: `layers` hidden layers, rectified.
+
+    Weights start as those of `nn.Linear`, biases at 0.
+
+    >>> Mlp(MlpSettings(inputs=6, hidden=5, classes=3))(torch.zeros(2, 6)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, settings: MlpSettings) -> None:
+        super().__init__()
+        sizes = [settings.inputs, *[settings.hidden] * settings.layers]
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.decoder = nn.Linear(settings.hidden, settings.classes)
+        for layer in (*self.hidden, self.decoder):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.hidden:
+            x = layer(x).relu()
+        return self.decoder(x)
+
+
+@dataclass(frozen=True)
+class ReviewSettings:
+    """The shape of a `ReviewModel`; a recipe's `[model]` table for reviews.
+
+    `noise` is where the learnt scale of a rating's noise starts (without classes).
+    """
+
+    cell: Cell = "lstm"
+    embedding: int = 128
+    hidden: int = 128
+    layers: int = 1
+    init: float = 0.1
+    noise: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(
+            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
+            (self.embedding >= 1, "embedding", f"must be at least 1, got {self.embedding}"),
+            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
+            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
+            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
+            (0 < self.noise < math.inf, "noise", f"must be a number above 0, got {self.noise}"),
+        )
+
+
+class ReviewModel(nn.Module):
+    """Word ids [B, T], a review a row, to logits [B, classes]; or, without classes, to [B, 2]: the
+    rating's mean, and s, where softplus(s) is the scale of its noise, learnt and the same for all.
+
+    A review's state is read off at its last word; negative ids after it are padding, and change
+    nothing. Weights start uniform in +-init; biases at 0, but those of an LSTM's forget gates at 1,
+    so that it remembers a whole review from the start, and the mean's at 0.5, mid-scale.
+
+    >>> model = ReviewModel(vocabulary=9, settings=ReviewSettings("gru", embedding=4, hidden=5))
+    >>> model(torch.tensor([[1, 2, 3], [4, -1, -1]])).shape
+    torch.Size([2, 2])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        settings: ReviewSettings | None = None,
+        classes: int = 0,
+        dropout: DropoutSettings | None = None,
+    ) -> None:
+        super().__init__()
+        chosen = settings or ReviewSettings()
+        masks = dropout or DropoutSettings()
+        masks.check_cell(chosen.cell)
+        require(
+            (vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"),
+            (classes == 0 or classes >= 2, "classes", f"must be 0 or at least 2, got {classes}"),
+        )
+        hidden = chosen.hidden
+        self.embedding, self.rnn = build_layers(
+            vocabulary, chosen.embedding, hidden, chosen.layers, chosen.cell, masks
+        )
+        self.decoder = nn.Linear(hidden, classes or 1)
+        start_weights(self, chosen.init)
+        if chosen.cell == "lstm":
+            for layer in range(chosen.layers):
+                bias = getattr(self.rnn, f"bias_ih_l{layer}")
+                nn.init.ones_(bias[hidden : 2 * hidden])
+        if not classes:
+            nn.init.constant_(self.decoder.bias, 0.5)
+            self.noise = nn.Parameter(torch.tensor([math.log(math.expm1(chosen.noise))]))
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = (x >= 0).sum(dim=1) - 1
+        states, _ = self.rnn(self.embedding(x.clamp_min(0).T))  # [T, B, hidden]
+        output = self.decoder(states[last, torch.arange(len(x), device=x.device)])
+        if self.classes:
+            return output
+        return torch.cat([output, self.noise.expand_as(output)], dim=1)

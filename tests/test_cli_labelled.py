@@ -1,0 +1,152 @@
+"""The command line with images and reviews."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bayesrnn.cli import main
+from bayesrnn.recipe import Recipe, to_toml
+from bayesrnn.train import loop
+from labelled_runs import image_recipe, review_recipe
+from small_runs import write_recipe
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process: the exit code, what it printed, what it complained of."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The finished run of a kind."""
+    folder = tmp_path_factory.mktemp("finished")
+    recipes: dict[str, Recipe] = {
+        "images": image_recipe(folder),
+        "ratings": review_recipe(folder),
+        "classes": review_recipe(folder, data={"classes": 4}),
+    }
+
+    def run(kind: str) -> Path:
+        if not (folder / "runs" / kind).exists():
+            loop.train(recipes[kind], folder / "runs" / kind, quiet=True)
+        return folder / "runs" / kind
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("make", "watched"),
+    [(image_recipe, "valid_error_percent"), (review_recipe, "test_rmse")],
+)
+def test_train_prints_what_is_watched(
+    make: Callable[..., Recipe], watched: str, cli: Cli, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(make(tmp_path)))
+    command = ["train", recipe, "--out", tmp_path / "run"]
+    code, out, err = cli(*command, "train.epochs=1", "--json")
+    assert code == 0
+    figures = json.loads(out)
+    assert figures[watched] == figures[f"best_{watched}"]
+    assert {"train_nll", "error_bits", "complexity_bits"} <= set(figures)
+    assert "perplexity" not in out + err
+    assert f"epoch 1: train nll {figures['train_nll']:.4g}, {watched.replace('_', ' ')} " in err
+    again, table, _ = cli(*command)
+    assert again == 0
+    assert watched.replace("_", " ") in table
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("images", "error_percent"), ("classes", "error_percent"), ("ratings", "rmse")],
+)
+def test_evaluate_prints_the_mean_and_the_average_of_draws(
+    kind: str, error: str, cli: Cli, finished: Callable[[str], Path]
+) -> None:
+    def figures(*options: object) -> dict[str, Any]:
+        code, out, _ = cli("evaluate", finished(kind), *options, "--json")
+        assert code == 0
+        return json.loads(out)
+
+    mean = figures()
+    assert (mean["split"], mean["weights"], mean["samples"]) == ("test", "mean", 0)
+    assert mean["examples"] == (20 if kind == "images" else 22)
+    assert mean["expected_nll"] is None
+    assert mean["complexity_nats"] > 0
+    assert mean[error] >= 0
+    three = figures("--samples", 3)
+    assert (three["weights"], three["samples"]) == ("sample", 3)
+    assert three["nll"] <= three["expected_nll"]
+    assert three == figures("--samples", 3) != figures("--samples", 3, "--seed", 2)
+    assert figures("--split", "train")["examples"] == (80 if kind == "images" else 78)
+    code, table, _ = cli("evaluate", finished(kind))
+    assert code == 0
+    assert error.replace("_", " ") in table
+
+
+@pytest.mark.parametrize("kind", ["images", "classes", "ratings"])
+def test_evaluate_writes_how_sure_it_is_of_each_example(
+    kind: str, cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "predictions.csv"
+    options = ["--samples", 5, "--predictions", path, "--json"]
+    code, out, _ = cli("evaluate", finished(kind), *options)
+    assert code == 0
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    figures = json.loads(out)
+    assert len(lines) == figures["examples"]
+    for line in lines:
+        parts = [float(line[name]) for name in ("total", "aleatoric", "epistemic")]
+        assert parts[0] == pytest.approx(parts[1] + parts[2], abs=1e-5)
+    if kind == "ratings":
+        assert all(float(line["epistemic"]) > 0 for line in lines)
+        squares = [(float(line["predicted"]) - float(line["target"])) ** 2 for line in lines]
+        assert figures["rmse"] == pytest.approx((sum(squares) / len(lines)) ** 0.5, rel=1e-4)
+    else:
+        wrong = sum(line["predicted"] != line["target"] for line in lines)
+        assert figures["error_percent"] == pytest.approx(100 * wrong / len(lines))
+
+
+def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    code, _, err = cli("evaluate", finished("images"), "--streams", 2)
+    assert code == 2
+    assert "--streams is not for a run on images" in err
+    for flag in (["--dynamic", 0.1], ["--sharpened"]):
+        code, _, err = cli("evaluate", finished("ratings"), *flag)
+        assert code == 2
+        assert f"{flag[0]} is not for a run on reviews" in err
+    code, _, err = cli("evaluate", finished("ratings"), "--split", "valid")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "there is no 'valid' set, only train, test" in err
+    code, _, err = cli("evaluate", finished("images"), "--data", tmp_path / "nowhere")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "nowhere does not exist; set data.path to a folder of idx files" in err
+    code, _, err = cli("generate", finished("ratings"))
+    assert (code, err.count("\n")) == (1, 1)
+    assert "is a run on reviews, which writes no text" in err
+    code, _, err = cli("evaluate", finished("ratings"), "--predictions", tmp_path / "no/such.csv")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "cannot write" in err
+    recipe = write_recipe(tmp_path, train={"max_steps": 2})
+    assert cli("train", recipe, "--out", tmp_path / "text", "--quiet")[0] == 0
+    code, _, err = cli("evaluate", tmp_path / "text", "--predictions", tmp_path / "x.csv")
+    assert code == 2
+    assert "--predictions is not for a run on text" in err
