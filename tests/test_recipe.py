@@ -234,7 +234,11 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"data": {"kind": "sounds"}}, "data.kind", "is 'sounds'; allowed: text, images, reviews"),
         ({"data": IMAGES | {"tokens": "words"}}, "data.tokens", "allowed: path, valid"),
         ({"data": IMAGES, "model": {"cell": "gru"}}, "model.cell", "allowed: inputs, hidden"),
-        ({"data": IMAGES, "dropout": {"input": 0.5}}, "dropout", "not for data of kind 'images'"),
+        (
+            {"data": IMAGES, "dropout": {"recurrent": 0.5}},
+            "dropout",
+            "of a network for images has input, output and noise only",
+        ),
         ({"data": REVIEWS | {"classes": 5}}, "data.classes", "must be 0, 3 or 4, got 5"),
         ({"prior": {"kind": "horseshoe"}}, "prior.kind", "is 'horseshoe'; allowed: uniform"),
         ({"prior": {"pi": 0.5}}, "prior.kind", "is missing; allowed: uniform, normal"),

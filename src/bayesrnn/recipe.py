@@ -327,8 +327,7 @@ def _unknown(key: str, known: Sequence[str], said: str) -> str:
 def _check_together(recipe: Recipe) -> None:
     """What one table's settings mean for another's (with patterns: when the model is built)."""
     if isinstance(recipe.model, MlpSettings):
-        none = recipe.dropout == DropoutSettings()
-        require((none, "dropout", f"is not for data of kind {recipe.data.kind!r}"))
+        recipe.dropout.check_feed_forward()
     else:
         recipe.dropout.check_cell(recipe.model.cell)
     posterior, prior = recipe.posterior, recipe.prior

@@ -130,7 +130,7 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
     """The recipe's plain network; the vocabulary is that of its words, where it reads any."""
     settings = recipe.model
     if isinstance(settings, MlpSettings):
-        return Mlp(settings)
+        return Mlp(settings, recipe.dropout)
     if vocabulary is None:
         raise ValueError(f"a network for data of kind {recipe.data.kind!r} needs a vocabulary")
     if isinstance(settings, LanguageSettings):

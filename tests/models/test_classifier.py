@@ -106,3 +106,31 @@ def test_impossible_shapes_are_refused_all_at_once() -> None:
         ReviewSettings("lstn", noise=math.inf)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="classes must be 0 or at least 2, got 1"):
         ReviewModel(5, classes=1)
+
+
+def test_an_mlp_drops_pixels_and_units_in_training_only() -> None:
+    settings = MlpSettings(inputs=400, hidden=300, layers=2, classes=3)
+    torch.manual_seed(1)
+    model = Mlp(settings, DropoutSettings(kind="naive", input=0.25, output=0.5))
+    x = torch.ones(50, 400)
+    seen: list[torch.Tensor] = []
+    for layer in (*model.hidden, model.decoder):
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(x)
+    pixels, first, second = seen
+    assert pixels.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert (pixels == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    assert not torch.equal(pixels[0], pixels[1])  # each image has its own
+    hidden = model.hidden[0](pixels).relu()
+    kept = first != 0
+    assert torch.allclose(first[kept], 2 * hidden[kept])
+    assert (~kept & (hidden > 0)).sum() / (hidden > 0).sum() == pytest.approx(0.5, abs=0.03)
+    assert (second == 0).float().mean() > 0.5
+    seen.clear()
+    model.eval()(x)
+    assert torch.equal(seen[0], x)
+
+
+def test_dropout_that_needs_recurrence_is_refused() -> None:
+    with pytest.raises(ValueError, match="has input, output and noise only"):
+        Mlp(MlpSettings(), DropoutSettings(recurrent=0.5))

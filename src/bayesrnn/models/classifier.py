@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
-from bayesrnn.models.dropout import DropoutSettings
+from bayesrnn.models.dropout import DropoutSettings, Mask
 from bayesrnn.models.language import CELLS, Cell, build_layers, start_weights
 
 
@@ -33,14 +33,21 @@ class MlpSettings:
 class Mlp(nn.Module):
     """Rows of numbers [B, inputs] to logits [B, classes]: `layers` hidden layers, rectified.
 
-    Weights start as those of `nn.Linear`, biases at 0.
+    Weights start as those of `nn.Linear`, biases at 0. Of `dropout` it knows the rates of inputs
+    and outputs, which here are the pixels and the hidden units.
 
     >>> Mlp(MlpSettings(inputs=6, hidden=5, classes=3))(torch.zeros(2, 6)).shape
     torch.Size([2, 3])
     """
 
-    def __init__(self, settings: MlpSettings) -> None:
+    def __init__(self, settings: MlpSettings, dropout: DropoutSettings | None = None) -> None:
         super().__init__()
+        chosen = dropout or DropoutSettings()
+        chosen.check_feed_forward()
+        self.pixels = Mask(chosen.input, chosen.noise)
+        self.units = nn.ModuleList(
+            Mask(chosen.output, chosen.noise) for _ in range(settings.layers)
+        )
         sizes = [settings.inputs, *[settings.hidden] * settings.layers]
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.decoder = nn.Linear(settings.hidden, settings.classes)
@@ -48,9 +55,15 @@ class Mlp(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.hidden:
-            x = layer(x).relu()
+        x = _masked(x, self.pixels)
+        for layer, mask in zip(self.hidden, self.units, strict=True):
+            x = _masked(layer(x).relu(), mask)
         return self.decoder(x)
+
+
+def _masked(x: Tensor, mask: nn.Module) -> Tensor:
+    z = mask(x.shape, like=x)
+    return x if z is None else x * z
 
 
 @dataclass(frozen=True)

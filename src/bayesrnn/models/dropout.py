@@ -97,6 +97,12 @@ class DropoutSettings:
         """Whether anything but words is dropped."""
         return any(getattr(self, key) > 0 for key in RATES if key != "word")
 
+    def check_feed_forward(self) -> None:
+        """A network without recurrence has inputs and outputs to drop, and nothing else."""
+        only = DropoutSettings(self.kind, input=self.input, output=self.output, noise=self.noise)
+        fits = self == only
+        require((fits, "dropout", "of a network for images has input, output and noise only"))
+
     def check_cell(self, cell: str) -> None:
         """Only an LSTM has a memory cell."""
         fits = self.cell == 0 or cell.lower() == "lstm"
