@@ -1,6 +1,15 @@
 """Scores and predictions: by the mean, by draws, and what the draws disagree about."""
 
 from bayesrnn.evaluate import outputs
+from bayesrnn.evaluate.calibration import (
+    Calibration,
+    Reliability,
+    RiskCoverage,
+    calibration_of_top,
+    classwise_error,
+    reliability,
+    risk_coverage,
+)
 from bayesrnn.evaluate.dynamic import (
     DynamicEvaluation,
     RateSearch,
@@ -17,22 +26,53 @@ from bayesrnn.evaluate.labelled import (
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
+from bayesrnn.evaluate.uncertainty import (
+    Detection,
+    EntropyGap,
+    TextUncertainty,
+    aupr,
+    auroc,
+    detect,
+    entropy_gap,
+    reversed_text,
+    shuffled_text,
+    text_uncertainty,
+    unigram_entropy,
+)
 
 __all__ = [
+    "Calibration",
     "Categorical",
+    "Detection",
     "DynamicEvaluation",
+    "EntropyGap",
     "Evaluation",
     "LabelledEvaluation",
     "Prediction",
-    "evaluate_labelled",
     "RateSearch",
+    "Reliability",
+    "RiskCoverage",
+    "TextUncertainty",
     "Trial",
+    "aupr",
+    "auroc",
+    "calibration_of_top",
+    "classwise_error",
+    "detect",
     "dynamic_evaluate",
+    "entropy_gap",
+    "evaluate_labelled",
     "evaluate_text",
     "generate",
     "generate_text",
     "outputs",
     "predict",
-    "write_predictions",
+    "reliability",
+    "reversed_text",
+    "risk_coverage",
     "search_rate",
+    "shuffled_text",
+    "text_uncertainty",
+    "unigram_entropy",
+    "write_predictions",
 ]

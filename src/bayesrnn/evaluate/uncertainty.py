@@ -1,0 +1,341 @@
+"""What a model does not know of a text, token by token, and how well that tells texts apart.
+
+Every draw reads the whole text with its own weights and its own carried state. All draws advance
+together, cut by cut, so that only one cut's probabilities are ever in memory: those of one draw,
+and the sum over the draws so far. Of each draw a seed, the state and the dropout masks are kept;
+its weights' noise is drawn again from the seed in every cut. That costs one pass over the weights
+a cut of some hundred tokens, where keeping it would cost as much memory as all drawn networks.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.batching import StreamLoader
+from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.perplexity import evaluating, token_losses
+from bayesrnn.models.dropout import Mask
+from bayesrnn.models.language import as_state, as_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class TextUncertainty:
+    """Figures of each predicted token, in the order of the text: [N] in double, on the CPU.
+
+    `samples` is 0 for the posterior mean. The token before the first is not there to predict it
+    from, so N is one less than the tokens of the text.
+    """
+
+    samples: int
+    targets: Tensor
+    """The tokens that came, by id."""
+    total: Tensor
+    """Entropy of the averaged distribution, in nats: aleatoric + epistemic."""
+    aleatoric: Tensor
+    """The draws' entropies, averaged."""
+    epistemic: Tensor
+    """Mutual information between the token and the weights: what the draws disagree about."""
+    variance: Tensor
+    """Over the draws, of each word's probability, summed over the words."""
+    nll: Tensor
+    """-log of the averaged probability of the token that came."""
+    brier: Tensor
+    """Squared distance between the averaged distribution and the token that came."""
+    top_tokens: Tensor
+    """[N, top]: the most probable tokens by the averaged distribution, by id."""
+    top_probabilities: Tensor
+    """[N, top]: theirs."""
+
+    @property
+    def max_probability(self) -> Tensor:
+        return self.top_probabilities[:, 0]
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether the most probable token came."""
+        return self.top_tokens[:, 0] == self.targets
+
+
+def text_uncertainty(
+    model: Bayesian,
+    loader: StreamLoader,
+    samples: Sequence[int] = (10,),
+    seed: int = 1,
+    top: int = 1,
+    advance: Callable[[int], None] | None = None,
+) -> dict[int, TextUncertainty]:
+    """The figures by each number of draws in `samples`, in one pass; 0 is the posterior mean.
+
+    The draws are nested: those of a smaller number are the first of a larger one, whatever the
+    others are. `advance` is told the number of targets after every cut of every draw.
+    """
+    require(
+        (len(samples) > 0, "samples", "must name at least one number of draws"),
+        (
+            all(count >= 0 for count in samples),
+            "samples",
+            f"must be 0 (the mean) or above, got {list(samples)}",
+        ),
+        (top >= 1, "top", f"must be at least 1, got {top}"),
+    )
+    wanted = sorted(set(samples))
+    mean = [_Reader(model, None, loader.device)] if 0 in wanted else []
+    draws = [_Reader(model, s, loader.device) for s in _seeds(seed, wanted[-1])]
+    found: dict[int, list[dict[str, Tensor]]] = {count: [] for count in wanted}
+    before, loader.position = loader.position, 0
+    try:
+        with evaluating(model):
+            for batch in loader:
+                for readers in (mean, draws):
+                    sums = _Sums(batch.y)
+                    for count, reader in enumerate(readers, start=1):
+                        sums.add(reader.read(batch.x))
+                        if advance is not None:
+                            advance(batch.targets)
+                        key = 0 if readers is mean else count
+                        if key in found:
+                            found[key].append(sums.figures(top))
+    finally:
+        loader.position = before
+    return {count: TextUncertainty(count, **_joined(cuts)) for count, cuts in found.items()}
+
+
+def reading_cost(loader: StreamLoader, samples: Sequence[int]) -> int:
+    """All that `text_uncertainty` will tell `advance`."""
+    return loader.targets * (max(samples) + (0 in samples))
+
+
+class _Reader:
+    """One draw (without a seed: the mean) that reads a text cut by cut."""
+
+    def __init__(self, model: Bayesian, seed: int | None, device: torch.device) -> None:
+        self._model, self._seed = model, seed
+        self._carried: tuple[Tensor, ...] = ()
+        self._generator = torch.Generator(device)
+        self._after: Tensor | None = None  # the generator's state after the last cut
+        self._masks = [part for part in model.modules() if isinstance(part, Mask)]
+        self._held: list[dict[tuple[int, ...], Tensor]] = []
+
+    def read(self, x: Tensor) -> Tensor:
+        """The logits [T, B, V] of the next cut."""
+        if self._seed is None:
+            with self._model.weights("mean"):
+                return self._run(x)
+        with self._model.weights("sample"):
+            self._generator.manual_seed(self._seed)
+            self._model.resample(generator=self._generator)
+            if self._after is not None:  # masks go on from where they were, and do not start over
+                self._generator.set_state(self._after)
+                for mask, held in zip(self._masks, self._held, strict=True):
+                    mask.held = held
+            logits = self._run(x)
+            self._after = self._generator.get_state()
+            self._held = [mask.held for mask in self._masks]
+        return logits
+
+    def _run(self, x: Tensor) -> Tensor:
+        logits, state = self._model(x, as_state(self._carried))
+        self._carried = as_tensors(state)
+        return logits
+
+
+class _Sums:
+    """Over the draws so far, of one cut."""
+
+    def __init__(self, y: Tensor) -> None:
+        self._y = y
+        self._count = 0
+        self._p: Tensor | None = None  # [T, B, V]
+        self._entropy = torch.zeros(y.shape, dtype=torch.float64, device=y.device)
+        self._square = torch.zeros_like(self._entropy)
+        self._log_p = torch.full_like(self._entropy, -math.inf)  # log of the summed probabilities
+
+    def add(self, logits: Tensor) -> None:
+        p = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
+        self._count += 1
+        self._entropy += _entropy(p)
+        self._square += _square(p)
+        self._log_p = torch.logaddexp(self._log_p, -token_losses(logits, self._y).double())
+        self._p = p if self._p is None else self._p.add_(p)
+
+    def figures(self, top: int) -> dict[str, Tensor]:
+        """[T, B] each, the top ones [T, B, top]."""
+        assert self._p is not None
+        p = self._p / self._count
+        total, square = _entropy(p), _square(p)
+        aleatoric = self._entropy / self._count
+        probabilities, tokens = p.topk(min(top, p.shape[-1]), dim=-1)
+        of_target = p.gather(-1, self._y.unsqueeze(-1)).squeeze(-1).double()
+        figures = {
+            "targets": self._y,
+            "total": total,
+            "aleatoric": aleatoric,
+            "epistemic": (total - aleatoric).clamp_min(0.0),
+            "variance": (self._square / self._count - square).clamp_min(0.0),
+            "nll": math.log(self._count) - self._log_p,
+            "brier": square - 2 * of_target + 1,
+            "top_tokens": tokens,
+            "top_probabilities": probabilities.double(),
+        }
+        return {name: figure.cpu() for name, figure in figures.items()}
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(dim=-1, dtype=torch.float64)
+
+
+def _square(p: Tensor) -> Tensor:
+    return p.square().sum(dim=-1, dtype=torch.float64)
+
+
+def _joined(cuts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Cuts [T, B] to [N], stream after stream: the order of the text."""
+    whole = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]}
+    return {name: figure.transpose(0, 1).flatten(0, 1) for name, figure in whole.items()}
+
+
+def _seeds(seed: int, count: int) -> Iterator[int]:
+    """One a draw; the first ones are the same for every count."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield int(torch.randint(2**62, (), generator=generator).item())
+
+
+# --- texts that are unlike the one trained on ----------------------------------------------------
+
+
+def reversed_text(ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tokens from the last to the first (Fortunato 2017, Section 6.1.1).
+
+    >>> reversed_text(np.array([3, 1, 2], dtype=np.int32)).tolist()
+    [2, 1, 3]
+    """
+    return np.ascontiguousarray(ids[::-1])
+
+
+def shuffled_text(ids: NDArray[np.int32], seed: int = 1) -> NDArray[np.int32]:
+    """The same tokens in a random order."""
+    return np.random.default_rng(seed).permutation(ids)
+
+
+def unigram_entropy(ids: NDArray[np.int32]) -> float:
+    """Entropy, in nats a word, of the text's own word frequencies: no order is known at all.
+
+    >>> round(unigram_entropy(np.array([0, 1, 0, 1], dtype=np.int32)), 4)
+    0.6931
+    """
+    counts = np.unique(ids, return_counts=True)[1] / len(ids)
+    return float(-(counts * np.log(counts)).sum())
+
+
+@dataclass(frozen=True)
+class EntropyGap:
+    """Per word, in nats: the predictive entropy on a text, on its reverse, and the difference
+    (Fortunato 2017, eqs. 19 and 20)."""
+
+    samples: int
+    entropy: float
+    entropy_reversed: float
+    gap: float
+
+
+def entropy_gap(text: TextUncertainty, backwards: TextUncertainty) -> EntropyGap:
+    """By the averaged distribution. Large is good: the model is less sure where it should be."""
+    require(
+        (
+            text.samples == backwards.samples,
+            "samples",
+            f"must be the same on both texts, got {text.samples} and {backwards.samples}",
+        )
+    )
+    here, there = text.total.mean().item(), backwards.total.mean().item()
+    return EntropyGap(text.samples, here, there, there - here)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well windows of another text stand out by their mean uncertainty.
+
+    Those by mutual information are None with fewer than two draws, which cannot disagree.
+    """
+
+    samples: int
+    window: int
+    windows: int
+    windows_other: int
+    entropy_auroc: float
+    entropy_aupr: float
+    information_auroc: float | None
+    information_aupr: float | None
+
+
+def detect(text: TextUncertainty, other: TextUncertainty, window: int = 50) -> Detection:
+    """Tell windows of `other` (the positives) from windows of `text`, by predictive entropy and by
+    mutual information; what is left over at the end of a text is no window."""
+    by_entropy = windows(text.total, window), windows(other.total, window)
+    disagree = min(text.samples, other.samples) >= 2
+    inside, outside = windows(text.epistemic, window), windows(other.epistemic, window)
+    return Detection(
+        text.samples,
+        window,
+        len(by_entropy[0]),
+        len(by_entropy[1]),
+        auroc(*by_entropy),
+        aupr(*by_entropy),
+        auroc(inside, outside) if disagree else None,
+        aupr(inside, outside) if disagree else None,
+    )
+
+
+def windows(values: Tensor, window: int) -> Tensor:
+    """Means of windows side by side.
+
+    >>> windows(torch.tensor([1.0, 3.0, 5.0, 7.0, 9.0]), 2).tolist()
+    [2.0, 6.0]
+    """
+    require((window >= 1, "window", f"must be at least 1, got {window}"))
+    count = len(values) // window
+    if count == 0:
+        raise UserError(
+            f"a text of {len(values)} predicted tokens has no window of {window}; "
+            "give a longer text, or a shorter window"
+        )
+    return values[: count * window].view(count, window).mean(dim=1)
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """How often a score from `outside` is above one from `inside`; a tie counts a half.
+
+    By ranks (Mann and Whitney), so that it takes a sort and not all pairs.
+
+    >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
+    0.875
+    """
+    both = torch.cat([inside, outside])
+    _, place, sizes = both.unique(return_inverse=True, return_counts=True)
+    ranks = (sizes.cumsum(0) - (sizes - 1) / 2).double()[place]  # ties share their mean rank
+    m, n = len(inside), len(outside)
+    above = ranks[m:].sum().item() - n * (n + 1) / 2
+    return above / (m * n)
+
+
+def aupr(inside: Tensor, outside: Tensor) -> float:
+    """Average precision of finding `outside` by high scores: a sum over thresholds of the
+    precision there times the recall gained; ties are found together.
+
+    >>> aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.4]))
+    1.0
+    """
+    both = torch.cat([inside, outside])
+    _, place = both.unique(return_inverse=True)
+    levels = int(place.max()) + 1
+    found = torch.bincount(place[len(inside) :], minlength=levels).flip(0).double()
+    called = torch.bincount(place, minlength=levels).flip(0).double().cumsum(0)
+    precision = found.cumsum(0) / called
+    return (precision * found).sum().item() / len(outside)
