@@ -96,7 +96,7 @@ def test_the_package_runs_as_a_program() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "uncertainty", "generate"])
 def test_help_shows_an_example(command: str, cli: Cli) -> None:
     result = cli(command, "--help")
     assert result.code == 0

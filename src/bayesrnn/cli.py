@@ -3,8 +3,9 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,24 +18,36 @@ from rich.table import Table
 from bayesrnn import __version__
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
-from bayesrnn.data import TextData
+from bayesrnn.data import StreamLoader, TextData, encode_file, load_text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
+    EntropyGap,
     RateSearch,
+    TextUncertainty,
+    calibration_of_top,
+    detect,
     dynamic_evaluate,
+    entropy_gap,
     evaluate_labelled,
     evaluate_text,
     generate_text,
+    reversed_text,
     search_rate,
+    shuffled_text,
+    text_uncertainty,
+    unigram_entropy,
     write_predictions,
+    write_tokens,
 )
+from bayesrnn.evaluate.calibration import BINS
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.loop import train as train_recipe
-from bayesrnn.train.task import LabelledTask, LanguageTask, build_task
+from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask, LanguageTask, build_task
 
 app = typer.Typer(
     name="bayesrnn",
@@ -259,6 +272,117 @@ def evaluate(
 
 
 @app.command()
+def uncertainty(
+    run: RunFolder,
+    samples: Annotated[
+        str,
+        typer.Option(metavar="N[,N...]", help="How many draws; 0 is the posterior mean."),
+    ] = "10",
+    split: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option(help="Which part of the run's text (default: test)."),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Read this text file instead.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write every token's figures, as FILE.csv or FILE.json.")
+    ] = None,
+    gap: Annotated[
+        bool,
+        typer.Option("--gap", help="Read the text reversed and shuffled too, and compare."),
+    ] = False,
+    foreign: Annotated[
+        Path | None, typer.Option(help="With --gap: a text of another kind to compare with.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"With --gap: tokens a window to be told apart ({WINDOW})."),
+    ] = None,
+    bins: Annotated[int, typer.Option(min=1, help="Of the calibration errors.")] = BINS,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 1,
+    data: Data = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """What a run's model does not know of a text: entropy, its aleatoric and epistemic parts, and
+    calibration; the entropy gap, and whether other texts stand out.
+
+    bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
+
+    bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
+    """
+    counts = _counts(samples)
+    if text is not None and split is not None:
+        raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
+    for flag, given in (("--foreign", foreign), ("--window", window)):
+        if given is not None and not gap:
+            raise typer.BadParameter(f"{flag} is of --gap; give that too")
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise typer.BadParameter(f"--out must end in .csv or .json, got {str(out)!r}")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    place = choose_device(device, "--device")
+    model, recipe = load(run).to(place), _recipe(run, data)
+    settings = recipe.data
+    if not isinstance(settings, TextData):
+        raise UserError(f"{run} is a run on {settings.kind}; this command reads text")
+    vocabulary = load_vocabulary(run)
+    if text is not None:
+        name, ids = str(text), encode_file(text, settings, vocabulary)
+    else:
+        name = split or "test"
+        ids = load_text(settings, vocabulary).ids[name]
+    texts = {"text": ids}
+    if gap:
+        texts |= {"reversed": reversed_text(ids), "shuffled": shuffled_text(ids, seed)}
+    if foreign is not None:
+        texts["foreign"] = encode_file(foreign, settings, vocabulary)
+    names = {"text": name, "foreign": str(foreign)}
+    loaders = {
+        which: StreamLoader(each, 1, EVALUATION_TOKENS, device=place, name=names.get(which, which))
+        for which, each in texts.items()
+    }
+    if gap:
+        for loader in loaders.values():  # said now, not after all the reading
+            check_window(loader.targets, window or WINDOW)
+    found: dict[str, dict[int, TextUncertainty]] = {}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for which, loader in loaders.items():
+            line = bar.add_task(f"reading {which}", total=reading_cost(loader, counts))
+            found[which] = text_uncertainty(
+                model, loader, counts, seed, advance=partial(bar.advance, line)
+            )
+    here = found.pop("text")
+    if out is not None:
+        write_tokens(out, here.values(), vocabulary)
+    by_draws = [
+        {
+            **each.summary(),
+            **_scores(each, bins),
+            **(_without_samples(entropy_gap(each, found["reversed"][count])) if gap else {}),
+        }
+        for count, each in here.items()
+    ]
+    detections = [
+        {"other": which, **asdict(detect(here[count], other[count], window or WINDOW))}
+        for which, other in found.items()
+        for count in here
+    ]
+    figures: dict[str, Any] = {
+        "run": str(run),
+        "text": name,
+        "tokens": loaders["text"].targets,
+        "unigram_entropy": unigram_entropy(ids),
+    }
+    if as_json:
+        print(json.dumps({**figures, "by_draws": by_draws, "detection": detections}))
+        return
+    _show(figures, "text", False)
+    _columns(by_draws, "by the number of draws (0: the mean), nats a token")
+    _columns(detections, "other texts, told apart by window")
+
+
+@app.command()
 def generate(
     run: RunFolder,
     prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "",
@@ -354,6 +478,41 @@ def _check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
     for flag in (flag for flag, is_used in used.items() if is_used):
         if is_text == (flag == "--predictions"):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
+
+
+def _counts(samples: str) -> list[int]:
+    """The numbers of draws that --samples gives."""
+    try:
+        counts = [int(part) for part in samples.split(",")]
+    except ValueError:
+        counts = [-1]
+    if min(counts) < 0:
+        raise typer.BadParameter(
+            f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
+        )
+    return sorted(set(counts))
+
+
+def _scores(text: TextUncertainty, bins: int) -> dict[str, Any]:
+    """What calibration adds to a text's summary."""
+    scores = asdict(
+        calibration_of_top(text.nll, text.brier, text.max_probability, text.correct, bins)
+    )
+    return {key: scores[key] for key in ("brier", "accuracy", "ece", "adaptive_ece", "aurc")}
+
+
+def _without_samples(gap: EntropyGap) -> dict[str, Any]:
+    return {key: value for key, value in asdict(gap).items() if key != "samples"}
+
+
+def _columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
+    """A table with a line a figure and a column a case."""
+    if not cases:
+        return
+    table = Table(title=title, show_header=False)
+    for key in cases[0]:
+        table.add_row(key.replace("_", " "), *(_shown(case[key]) for case in cases))
+    Console().print(table)
 
 
 def _rate(dynamic: str) -> float | None:

@@ -4,7 +4,7 @@ from bayesrnn.data.batching import Batch, Loader, StreamLoader
 from bayesrnn.data.images import ImageData, load_images
 from bayesrnn.data.labelled import ExampleLoader, Examples, Labelled
 from bayesrnn.data.reviews import ReviewData, load_reviews
-from bayesrnn.data.text import Corpus, TextData, decode_text, encode_text, load_text
+from bayesrnn.data.text import Corpus, TextData, decode_text, encode_file, encode_text, load_text
 from bayesrnn.data.vocabulary import Vocabulary
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "TextData",
     "Vocabulary",
     "decode_text",
+    "encode_file",
     "encode_text",
     "load_images",
     "load_reviews",

@@ -124,6 +124,12 @@ def encode_text(text: str, settings: TextData, vocabulary: Vocabulary) -> list[i
     return [i for piece in tokenise([text], settings) for i in vocabulary.encode(piece)]
 
 
+def encode_file(path: Path, settings: TextData, vocabulary: Vocabulary) -> NDArray[np.int32]:
+    """The ids of any one text file, cut into tokens as `settings` says, whatever its own path."""
+    pieces = _read_tokens([path], settings, lambda _: None)
+    return np.array([i for piece in pieces for i in vocabulary.encode(piece)], ID)
+
+
 def decode_text(ids: Iterable[int], settings: TextData, vocabulary: Vocabulary) -> str:
     """Token ids as readable text: `<eos>` is a new line, punctuation stands by its word.
 

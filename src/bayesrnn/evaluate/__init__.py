@@ -38,6 +38,7 @@ from bayesrnn.evaluate.uncertainty import (
     shuffled_text,
     text_uncertainty,
     unigram_entropy,
+    write_tokens,
 )
 
 __all__ = [
@@ -75,4 +76,5 @@ __all__ = [
     "text_uncertainty",
     "unigram_entropy",
     "write_predictions",
+    "write_tokens",
 ]

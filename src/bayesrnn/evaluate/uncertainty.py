@@ -7,9 +7,14 @@ its weights' noise is drawn again from the seed in every cut. That costs one pas
 a cut of some hundred tokens, where keeping it would cost as much memory as all drawn networks.
 """
 
+import csv
+import io
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +23,17 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
+from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
-from bayesrnn.evaluate.perplexity import evaluating, token_losses
+from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
+from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
 from bayesrnn.models.language import as_state, as_tensors
+
+WINDOW = 50
+"""Tokens a window, where nothing else is said."""
+COLUMNS = ("nll", "probability", "total", "aleatoric", "epistemic", "variance", "max_probability")
+"""The figures of a token that are written to files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +65,11 @@ class TextUncertainty:
     """[N, top]: theirs."""
 
     @property
+    def probability(self) -> Tensor:
+        """Of the token that came."""
+        return (-self.nll).exp()
+
+    @property
     def max_probability(self) -> Tensor:
         return self.top_probabilities[:, 0]
 
@@ -60,6 +77,12 @@ class TextUncertainty:
     def correct(self) -> Tensor:
         """Whether the most probable token came."""
         return self.top_tokens[:, 0] == self.targets
+
+    def summary(self) -> dict[str, float]:
+        """Means over the text, by name; entropies in nats a token."""
+        nll = self.nll.mean().item()
+        means = {name: getattr(self, name).mean().item() for name in COLUMNS[2:]}
+        return {"samples": self.samples, "nll": nll, "perplexity": perplexity_of(nll), **means}
 
 
 def text_uncertainty(
@@ -109,6 +132,31 @@ def text_uncertainty(
 def reading_cost(loader: StreamLoader, samples: Sequence[int]) -> int:
     """All that `text_uncertainty` will tell `advance`."""
     return loader.targets * (max(samples) + (0 in samples))
+
+
+def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocabulary) -> None:
+    """A file with a line a predicted token: the draws it is by, its place in the text (the first
+    token, which is not predicted, is 0), the token, the most probable one, and the figures.
+
+    CSV, or, where the name ends in .json, one object with the same `columns` and `rows`.
+    """
+    columns = ["samples", "place", "token", "predicted", *COLUMNS]
+    rows: list[list[Any]] = []
+    for text in found:
+        tokens = vocabulary.decode(text.targets.tolist())
+        predicted = vocabulary.decode(text.top_tokens[:, 0].tolist())
+        figures = torch.stack([getattr(text, name) for name in COLUMNS], dim=1).tolist()
+        for place, line in enumerate(zip(tokens, predicted, figures, strict=True), start=1):
+            rounded = [float(f"{value:.9g}") for value in line[2]]
+            rows.append([text.samples, place, line[0], line[1], *rounded])
+    if path.suffix == ".json":
+        contents = json.dumps({"columns": columns, "rows": rows}, ensure_ascii=False)
+        write_atomic(path, contents.encode())
+        return
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerows([columns, *rows])
+    write_atomic(path, table.getvalue().encode())
 
 
 class _Reader:
@@ -275,7 +323,7 @@ class Detection:
     information_aupr: float | None
 
 
-def detect(text: TextUncertainty, other: TextUncertainty, window: int = 50) -> Detection:
+def detect(text: TextUncertainty, other: TextUncertainty, window: int = WINDOW) -> Detection:
     """Tell windows of `other` (the positives) from windows of `text`, by predictive entropy and by
     mutual information; what is left over at the end of a text is no window."""
     by_entropy = windows(text.total, window), windows(other.total, window)
@@ -299,14 +347,19 @@ def windows(values: Tensor, window: int) -> Tensor:
     >>> windows(torch.tensor([1.0, 3.0, 5.0, 7.0, 9.0]), 2).tolist()
     [2.0, 6.0]
     """
-    require((window >= 1, "window", f"must be at least 1, got {window}"))
+    check_window(len(values), window)
     count = len(values) // window
-    if count == 0:
+    return values[: count * window].view(count, window).mean(dim=1)
+
+
+def check_window(tokens: int, window: int) -> None:
+    """A text must have one window at least."""
+    require((window >= 1, "window", f"must be at least 1, got {window}"))
+    if tokens < window:
         raise UserError(
-            f"a text of {len(values)} predicted tokens has no window of {window}; "
+            f"a text of {tokens} predicted tokens has no window of {window}; "
             "give a longer text, or a shorter window"
         )
-    return values[: count * window].view(count, window).mean(dim=1)
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

@@ -1,0 +1,192 @@
+"""`bayesrnn uncertainty`: its figures and files, and one line for whatever is wrong."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bayesrnn as br
+from bayesrnn.cli import main
+from bayesrnn.data import encode_file, encode_text
+from bayesrnn.evaluate import text_uncertainty
+from bayesrnn.train import loop
+from labelled_runs import image_recipe
+from small_runs import small_recipe, write_text
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process: the exit code, what it printed, what it complained of."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    loop.train(small_recipe(folder), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def figures_of(cli: Cli, *arguments: object) -> dict[str, Any]:
+    code, out, err = cli("uncertainty", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_the_figures_are_those_of_the_library(cli: Cli, finished: Path) -> None:
+    found = figures_of(cli, finished, "--samples", "3,0", "--seed", "5")
+    assert (found["text"], found["tokens"], found["detection"]) == ("test", 49, [])
+    mean, draws = found["by_draws"]
+    assert (mean["samples"], draws["samples"]) == (0, 3)
+    assert (mean["epistemic"], mean["variance"]) == (0, 0)
+    settings = br.read_recipe(finished / "recipe.toml").data
+    assert isinstance(settings, br.TextData)
+    ids = br.load_text(settings, br.load_vocabulary(finished)).ids["test"]
+    loader = br.StreamLoader(ids, 1, 20)
+    expected = text_uncertainty(br.load(finished), loader, (0, 3), seed=5)
+    for line, count in ((mean, 0), (draws, 3)):
+        for name in ("total", "aleatoric", "epistemic", "variance", "nll", "brier"):
+            value = getattr(expected[count], name).mean().item()
+            assert line[name] == pytest.approx(value, abs=1e-6)
+        assert line["total"] == pytest.approx(line["aleatoric"] + line["epistemic"], abs=1e-6)
+        assert {"perplexity", "accuracy", "ece", "adaptive_ece", "aurc"} <= set(line)
+    evaluated = json.loads(cli("evaluate", finished, "--json")[1])
+    assert mean["perplexity"] == pytest.approx(evaluated["perplexity"], rel=1e-6)
+
+
+def test_the_gap_compares_with_the_reverse_a_shuffle_and_a_foreign_text(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign.txt"
+    foreign.write_text("w1 w1 w1 nobody knows this w1\n" * 9)
+    options = ("--samples", "0,4", "--gap", "--foreign", foreign, "--window", 10)
+    found = figures_of(cli, finished, *options)
+    for line in found["by_draws"]:
+        assert line["entropy"] == pytest.approx(line["total"])
+        assert line["gap"] == pytest.approx(line["entropy_reversed"] - line["entropy"])
+    told = {(line["other"], line["samples"]): line for line in found["detection"]}
+    assert set(told) == {(o, n) for o in ("reversed", "shuffled", "foreign") for n in (0, 4)}
+    assert told["reversed", 0]["information_auroc"] is None
+    assert all(0 <= line["entropy_auroc"] <= 1 for line in told.values())
+    assert 0 <= told["foreign", 4]["information_aupr"] <= 1
+    assert told["foreign", 4]["windows_other"] == 7
+    assert 0 < found["unigram_entropy"] < 3.1
+
+
+def test_a_table_is_for_people(cli: Cli, finished: Path) -> None:
+    code, out, err = cli("uncertainty", finished, "--samples", "0,2", "--gap", "--window", 5)
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("epistemic", "entropy reversed", "gap", "shuffled", "-"))
+
+
+def test_every_token_of_any_text_is_written(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    text = tmp_path / "reversed"  # a name is only a name
+    text.write_text('w1 w2 "quoted", w3\nw4\n')
+    options = ("--text", text, "--samples", "0,3")
+    found = figures_of(cli, finished, *options, "--out", tmp_path / "tokens.csv")
+    assert (found["text"], found["tokens"]) == (str(text), 6)
+    figures_of(cli, finished, *options, "--out", tmp_path / "tokens.json")
+    with (tmp_path / "tokens.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["token"] for row in rows[:6]] == ["w2", "<unk>", "w3", "<eos>", "w4", "<eos>"]
+    assert [int(row["place"]) for row in rows] == [1, 2, 3, 4, 5, 6] * 2
+    assert [int(row["samples"]) for row in rows] == [0] * 6 + [3] * 6
+    for row in rows:
+        parts = float(row["aleatoric"]) + float(row["epistemic"])
+        assert float(row["total"]) == pytest.approx(parts, abs=1e-6)
+        assert 0 < float(row["probability"]) <= float(row["max_probability"]) + 1e-6 < 1
+    mean = sum(float(row["nll"]) for row in rows[6:]) / 6
+    assert mean == pytest.approx(found["by_draws"][1]["nll"])
+    written = json.loads((tmp_path / "tokens.json").read_text())
+    assert written["columns"] == list(rows[0])
+    assert [[str(v) for v in row] for row in written["rows"]] == [list(r.values()) for r in rows]
+
+
+def test_a_text_of_ones_own_needs_no_training_text(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    text = write_text(tmp_path, 60)
+    found = figures_of(cli, finished, "--text", text, "--data", tmp_path / "gone")
+    assert found["tokens"] == 59
+
+
+def test_a_file_is_encoded_as_a_text_in_memory_is(tmp_path: Path) -> None:
+    vocabulary = br.Vocabulary(("a", "b", "<eos>", "<unk>"))
+    (tmp_path / "text.txt").write_text("a b\n\nc a")
+    settings = br.TextData("elsewhere.txt")
+    ids = encode_file(tmp_path / "text.txt", settings, vocabulary)
+    assert ids.tolist() == encode_text("a b\n\nc a", settings, vocabulary) == [0, 1, 2, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "flag"),
+    [
+        (["--samples", "few"], "--samples"),
+        (["--samples", "3,-1"], "--samples"),
+        (["--samples", ""], "--samples"),
+        (["--foreign", "a.txt"], "--foreign"),
+        (["--window", "5"], "--window"),
+        (["--gap", "--window", "0"], "--window"),
+        (["--bins", "0"], "--bins"),
+        (["--out", "tokens.xls"], "--out"),
+        (["--text", "a.txt", "--split", "test"], "--split"),
+    ],
+)
+def test_wrong_use_exits_with_2(wrong: list[str], flag: str, cli: Cli, finished: Path) -> None:
+    code, out, err = cli("uncertainty", finished, *wrong)
+    assert (code, out) == (2, "")
+    assert flag in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("contents", "options", "message"),
+    [
+        (None, [], "cannot read"),
+        (b"", [], "is empty or blank"),
+        (b"w1 \0 w2", [], "is binary"),
+        (b"w1 \xff", [], "is not UTF-8"),
+        (b"w1 w2 w3", ["--gap"], "a text of 3 predicted tokens has no window of 50"),
+        (b"w1 w2 w3", ["--out", "gone/tokens.csv"], "there is no folder gone"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_one_line(
+    contents: bytes | None,
+    options: list[str],
+    message: str,
+    cli: Cli,
+    finished: Path,
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "text.txt"
+    if contents is not None:
+        text.write_bytes(contents)
+    code, out, err = cli("uncertainty", finished, "--text", text, *options)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_run_on_images_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    loop.train(image_recipe(tmp_path), tmp_path / "run", quiet=True)
+    code, _, err = cli("uncertainty", tmp_path / "run")
+    assert code == 1
+    assert err.splitlines() == [
+        f"error: {tmp_path / 'run'} is a run on images; this command reads text"
+    ]
