@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -132,6 +133,39 @@ def test_total_is_aleatoric_plus_epistemic_in_single_precision_too(
         )
         assert figures.epistemic.min() >= 0
         assert figures.total.max() <= math.log(VOCABULARY) + 1e-6
+
+
+def test_parts_add_up_over_a_large_vocabulary_in_single_precision() -> None:
+    network = br.LanguageModel(10_007, 6, 8, layers=1, init=0.5)
+    model = br.bayesianize(network, br.Gaussian(0.1), br.Normal())
+    text = np.random.default_rng(4).integers(0, 10_007, 30).astype(np.int32)
+    found = text_uncertainty(model, loader(text), (1, 3))
+    p = all_at_once(model, text, 3).double()
+    for count, figures in found.items():
+        expected = entropy(p[:count].mean(dim=0))
+        torch.testing.assert_close(figures.total, expected, rtol=0, atol=1e-6)
+        parts = figures.aleatoric + figures.epistemic
+        torch.testing.assert_close(figures.total, parts, rtol=0, atol=1e-6)
+
+
+def test_neither_distributions_nor_drawn_weights_pile_up(text: NDArray[np.int32]) -> None:
+    """However many draws and cuts there are, the outputs of one are alive, and one draw's noise."""
+    model = language_model()
+    outputs: list[weakref.ref[Tensor]] = []
+    noises: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def watch(_: object, __: object, logits: Tensor) -> None:
+        nonlocal most
+        outputs.append(weakref.ref(logits))
+        noises.extend(weakref.ref(b.noise["eps"]) for b in model.each_block() if b.noise)
+        alive = [ref for ref in (*outputs, *noises) if ref() is not None]
+        most = max(most, len(alive))
+
+    with model.module.get_submodule("decoder").register_forward_hook(watch):
+        text_uncertainty(model, loader(text, 10), (1, 6))
+    assert len(outputs) == 6 * 9
+    assert most <= 1 + len(list(model.each_block()))
 
 
 @pytest.mark.parametrize("dropout", ["none", "variational", "untied"])
