@@ -14,7 +14,7 @@ from bayesrnn.cli import main
 from bayesrnn.data import encode_file, encode_text
 from bayesrnn.evaluate import text_uncertainty
 from bayesrnn.train import loop
-from labelled_runs import image_recipe
+from labelled_runs import image_recipe, review_recipe
 from small_runs import small_recipe, write_text
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -183,10 +183,33 @@ def test_a_text_that_cannot_be_read_is_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_a_run_on_images_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    loop.train(image_recipe(tmp_path), tmp_path / "run", quiet=True)
+def test_classes_have_means_and_calibration(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop.train(image_recipe(tmp_path), run, quiet=True)
+    found = figures_of(cli, run, "--samples", "0,3")
+    mean, draws = found["by_draws"]
+    assert found["split"] == "test"
+    for line in (mean, draws):
+        assert line["predictions"] == found["examples"]
+        assert line["total"] == pytest.approx(line["aleatoric"] + line["epistemic"], abs=1e-6)
+        assert 0 <= line["classwise_ece"] <= 1
+    assert mean["epistemic"] == 0
+    evaluated = json.loads(cli("evaluate", run, "--samples", 3, "--json")[1])
+    assert draws["nll"] == pytest.approx(evaluated["nll"], rel=1e-5)
+    assert 100 * (1 - draws["accuracy"]) == pytest.approx(evaluated["error_percent"])
+    code, out, _ = cli("uncertainty", run)
+    assert code == 0
+    assert "classwise ece" in out
+    for flags in (["--gap"], ["--text", "a.txt"], ["--out", "a.csv"]):
+        code, _, err = cli("uncertainty", run, *flags)
+        assert code == 2
+        assert f"{flags[0]} is not for a run on images" in err
+
+
+def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    loop.train(review_recipe(tmp_path), tmp_path / "run", quiet=True)
     code, _, err = cli("uncertainty", tmp_path / "run")
     assert code == 1
-    assert err.splitlines() == [
-        f"error: {tmp_path / 'run'} is a run on images; this command reads text"
-    ]
+    assert err == (
+        f"error: {tmp_path / 'run'} predicts numbers; this command is for text and for classes\n"
+    )

@@ -16,11 +16,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn import __version__
+from bayesrnn.bayes import Bayesian
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
 from bayesrnn.data import StreamLoader, TextData, encode_file, load_text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
+    Categorical,
     EntropyGap,
     RateSearch,
     TextUncertainty,
@@ -39,7 +41,7 @@ from bayesrnn.evaluate import (
     write_predictions,
     write_tokens,
 )
-from bayesrnn.evaluate.calibration import BINS
+from bayesrnn.evaluate.calibration import BINS, calibration
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
@@ -304,7 +306,8 @@ def uncertainty(
     as_json: AsJson = False,
 ) -> None:
     """What a run's model does not know of a text: entropy, its aleatoric and epistemic parts, and
-    calibration; the entropy gap, and whether other texts stand out.
+    calibration; the entropy gap, and whether other texts stand out. Of images and reviews: the
+    means and calibration.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
@@ -324,7 +327,10 @@ def uncertainty(
     model, recipe = load(run).to(place), _recipe(run, data)
     settings = recipe.data
     if not isinstance(settings, TextData):
-        raise UserError(f"{run} is a run on {settings.kind}; this command reads text")
+        _check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
+        task = LabelledTask(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+        _labelled_uncertainty(run, model, task, split or "test", counts, bins, seed, as_json)
+        return
     vocabulary = load_vocabulary(run)
     if text is not None:
         name, ids = str(text), encode_file(text, settings, vocabulary)
@@ -447,6 +453,37 @@ def bench(
         row = f"{t.ms:,.1f}", f"{t.words_per_second:,.0f}", f"{t.times_plain:.2f}", peak
         table.add_row(t.case, *row)
     Console().print(table)
+
+
+def _labelled_uncertainty(
+    run: Path,
+    model: Bayesian,
+    task: LabelledTask,
+    split: str,
+    counts: Sequence[int],
+    bins: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """`uncertainty` of images or reviews: the same draws for every count, as far as they go."""
+    if not isinstance(task.output, Categorical):
+        raise UserError(f"{run} predicts numbers; this command is for text and for classes")
+    examples = task.examples(split)
+    targets = task.data.splits[split].y
+    by_draws: list[dict[str, Any]] = []
+    for count in counts:
+        generator = torch.Generator(task.device).manual_seed(seed)
+        _, found = evaluate_labelled(model, examples, task.output, count, generator)
+        parts = ("total", "aleatoric", "epistemic")
+        means = {part: getattr(found, part).double().mean().item() for part in parts}
+        scores = asdict(calibration(found.mean.cpu(), targets.cpu(), bins))
+        by_draws.append({"samples": count, **means, **scores})
+    figures = {"run": str(run), "split": split, "examples": examples.targets}
+    if as_json:
+        print(json.dumps({**figures, "by_draws": by_draws}))
+        return
+    _show(figures, task.unit, False)
+    _columns(by_draws, "by the number of draws (0: the mean), nats an example")
 
 
 def _evaluate_sharpened(
