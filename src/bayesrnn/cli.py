@@ -23,7 +23,6 @@ from bayesrnn.data import StreamLoader, TextData, encode_file, load_text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
     Categorical,
-    EntropyGap,
     RateSearch,
     TextUncertainty,
     calibration_of_top,
@@ -365,7 +364,7 @@ def uncertainty(
         {
             **each.summary(),
             **_scores(each, bins),
-            **(_without_samples(entropy_gap(each, found["reversed"][count])) if gap else {}),
+            **(_gap(each, found["reversed"][count]) if gap else {}),
         }
         for count, each in here.items()
     ]
@@ -385,7 +384,13 @@ def uncertainty(
         return
     _show(figures, "text", False)
     _columns(by_draws, "by the number of draws (0: the mean), nats a token")
-    _columns(detections, "other texts, told apart by window")
+    if detections:
+        keys = ("entropy_auroc", "entropy_aupr", "information_auroc", "information_aupr")
+        heads = ("other text", "draws", *(key.replace("_", "\n") for key in keys))
+        table = Table(*heads, title=f"other texts, told apart by windows of {window or WINDOW}")
+        for case in detections:
+            table.add_row(case["other"], str(case["samples"]), *(_shown(case[k]) for k in keys))
+        Console().print(table)
 
 
 @app.command()
@@ -538,14 +543,14 @@ def _scores(text: TextUncertainty, bins: int) -> dict[str, Any]:
     return {key: scores[key] for key in ("brier", "accuracy", "ece", "adaptive_ece", "aurc")}
 
 
-def _without_samples(gap: EntropyGap) -> dict[str, Any]:
-    return {key: value for key, value in asdict(gap).items() if key != "samples"}
+def _gap(text: TextUncertainty, backwards: TextUncertainty) -> dict[str, float]:
+    """What the reverse adds to a text's summary, which has its entropy as the total."""
+    found = entropy_gap(text, backwards)
+    return {"total_reversed": found.entropy_reversed, "entropy_gap": found.gap}
 
 
 def _columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
     """A table with a line a figure and a column a case."""
-    if not cases:
-        return
     table = Table(title=title, show_header=False)
     for key in cases[0]:
         table.add_row(key.replace("_", " "), *(_shown(case[key]) for case in cases))
