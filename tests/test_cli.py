@@ -92,7 +92,9 @@ def test_the_package_runs_as_a_program() -> None:
         timeout=120,
         check=True,
     )
-    assert all(command in done.stdout for command in ("train", "evaluate", "generate"))
+    assert all(
+        command in done.stdout for command in ("train", "evaluate", "uncertainty", "generate")
+    )
     assert done.stderr == ""
 
 

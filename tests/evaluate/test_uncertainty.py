@@ -275,6 +275,21 @@ def test_probabilities_that_underflow_still_have_a_finite_loss(text: NDArray[np.
         assert figures.total.isfinite().all()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dropout", list(DROPOUTS))
+def test_a_gpu_reads_on_as_evaluate_does(dropout: str, text: NDArray[np.int32]) -> None:
+    model = language_model(dropout=dropout).cuda()
+    stream = br.StreamLoader(text, 1, 13, device="cuda")
+    own = next(_seeds(1, 1))
+    generator = torch.Generator("cuda").manual_seed(own)
+    found = text_uncertainty(model, stream, (0, 1))
+    mean = br.evaluate_text(model, stream).nll
+    assert found[0].nll.mean().item() == pytest.approx(mean, rel=1e-6)
+    if dropout != "naive":  # a recording's fresh masks come in another order
+        one = br.evaluate_text(model, stream, 1, generator).nll
+        assert found[1].nll.mean().item() == pytest.approx(one, rel=1e-6)
+
+
 # --- other texts -----------------------------------------------------------------------------
 
 
