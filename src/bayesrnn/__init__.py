@@ -60,6 +60,15 @@ from bayesrnn.models import (
     detach,
 )
 from bayesrnn.objective import FreeEnergy, Loss
+from bayesrnn.prune import (
+    SAFE_THRESHOLD,
+    Dead,
+    Pruned,
+    dead_units,
+    prune,
+    pruning_curve,
+    signal_to_noise,
+)
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
 from bayesrnn.train.loop import train
@@ -67,9 +76,11 @@ from bayesrnn.train.loop import train
 __version__ = "0.1.0"
 
 __all__ = [
+    "SAFE_THRESHOLD",
     "Batch",
     "Bayesian",
     "Categorical",
+    "Dead",
     "Delta",
     "DropoutSettings",
     "DynamicEvaluation",
@@ -90,6 +101,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "Prior",
+    "Pruned",
     "Recipe",
     "ReviewData",
     "ReviewModel",
@@ -102,6 +114,7 @@ __all__ = [
     "UserError",
     "Vocabulary",
     "bayesianize",
+    "dead_units",
     "detach",
     "dynamic_evaluate",
     "evaluate_labelled",
@@ -115,9 +128,12 @@ __all__ = [
     "load_vocabulary",
     "outputs",
     "predict",
+    "prune",
+    "pruning_curve",
     "read_recipe",
     "save",
     "search_rate",
+    "signal_to_noise",
     "train",
     "write_predictions",
 ]

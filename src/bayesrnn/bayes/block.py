@@ -543,11 +543,11 @@ class Block(nn.Module):
             of_loss, weight = of_losses[i], piece.weight
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
             precision = charge.precisions.get(weight.name)
+            reaches = prior.reaches(weight.shape, weight.axis)
             if precision is not None and limit is None:
                 precision = precision.expand(weight.shape).view(shape)
-            elif precision is not None and weight.shape and precision.dim():
-                if not prior.reaches(weight.shape, weight.axis):
-                    precision = precision[starts[i] : starts[i] + piece.shape[0]]
+            elif precision is not None and len(precision.shape) and not reaches:
+                precision = precision[starts[i] : starts[i] + piece.shape[0]]
             run(
                 self.posterior,
                 _viewed(tensors, shape),
