@@ -71,6 +71,7 @@ from bayesrnn.prune import (
 )
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
+from bayesrnn.sparse import sparse_network
 from bayesrnn.train.loop import train
 
 __version__ = "0.1.0"
@@ -134,6 +135,7 @@ __all__ = [
     "save",
     "search_rate",
     "signal_to_noise",
+    "sparse_network",
     "train",
     "write_predictions",
 ]
