@@ -33,6 +33,7 @@ POSTERIORS: list[br.Posterior] = [
 PRIORS: list[br.Prior] = [
     br.Normal(scale=0.7),
     br.Normal(loc="fit", scale="fit"),
+    br.Normal(scale=0.01),
     br.Laplace(scale=0.5),
     br.ScaleMixture(sigma1=1.0, sigma2=0.1, group="weight"),
     br.ScaleMixture(sigma1=1.0, sigma2=0.1, group="input"),
@@ -397,6 +398,35 @@ def test_the_kls_gradient_is_its_slope(
                     with torch.no_grad():
                         tensor.sub_(direction, alpha=step)
                 assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        br.Normal(loc="learn", scale="learn"),
+        br.ScaleMixture("learn", "learn", "learn", "weight"),
+        br.ScaleMixture("learn", "learn", "learn", "input"),
+    ],
+    ids=title,
+)
+def test_a_learnt_prior_gets_the_slope_of_the_weights_left(prior: br.Prior) -> None:
+    model = build(prior=prior).double().train()
+    with torch.no_grad():
+        for value in model.priors.parameters():
+            value.add_(0.3)
+    br.prune(model, 0.6)
+    with model.hold():
+        loss_of(model)
+        model.kl().backward()
+        for value in model.priors.parameters():
+            assert value.grad is not None
+            ends = []
+            for step in (1e-6, -1e-6):
+                with torch.no_grad():
+                    value.add_(step)
+                    ends.append(direct_kl(model, prior).item())
+                    value.sub_(step)
+            assert value.grad.item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4)
 
 
 def test_a_fitted_prior_looks_at_the_weights_left() -> None:

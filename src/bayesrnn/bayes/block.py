@@ -482,7 +482,7 @@ class Block(nn.Module):
                     found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
                     self.summary.add(piece, *found, prior)
             total = total + self.summary.log_q
-            if self.keep is not None:
+            if self.keep is not None:  # each adds the same
                 total = total - self._pruned_count * log_q(self._pruned(parameters, charge.noise))
             whole = self._limit(parameters["loc"]) is None or self.keep is not None
             keep = None if self.keep is None else self.layout.split(self.keep)
@@ -498,16 +498,14 @@ class Block(nn.Module):
             return total.to(wide)
         exact = exact_pair(self.posterior, prior, charge.estimator)
         value = self.run(_value_pass)
+        if self.keep is not None:  # weight by weight, so those left can be taken by themselves
+            where = self._where()
+            left = {name: _wide(flat.detach()[where]) for name, flat in parameters.items()}
+            random = {name: _wide(flat[where]) for name, flat in charge.noise.items()}
+            return value(self.posterior, left, random, prior, exact, None, values).to(wide)
         for piece, tensors, noise in self.cut(parameters, charge.noise):
             shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
             total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
-        if self.keep is not None:  # each adds the same
-            one = self._pruned(parameters, charge.noise)
-            if exact is not None and one.scale is not None:
-                each = exact.value(one.loc, one.scale, values)
-            else:
-                each = log_q(one) - prior.log_prob(one.theta, None, values)
-            total = total - self._pruned_count * each
         return total.to(wide)
 
     @property
