@@ -1,9 +1,9 @@
 """What pruning saves: the file's size, and the time of one token a step on a CPU.
 
 The medium Penn Treebank model (2 LSTM layers of 650, 10,000 words), untrained: size and time depend
-on how many weights are left, not on their values. Dense and sparse networks take turns. `loop_ms` is
-the sparse LSTM's own code with dense matrices: what is gained over that is gained by the zeros, the
-rest by not being nn.LSTM.
+on how many weights are left, not on their values. Dense and sparse networks take turns. `loop_ms`
+is the sparse LSTM's own code with dense matrices: what is gained over that is gained by the zeros,
+the rest by not being nn.LSTM.
 
     python benchmarks/pruning.py --threads 2 > pruning.json
 """
