@@ -55,13 +55,20 @@ def one_step(model: br.Bayesian, compiled: bool) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("prior", PAIRS.values(), ids=PAIRS.keys())
+@pytest.mark.parametrize(
+    ("prior", "pruned"),
+    [(prior, None) for prior in PAIRS.values()]
+    + [(PAIRS["grouped mixture"], 0.6), (PAIRS["fitted normal"], 0.6)],
+    ids=[*PAIRS, "grouped mixture, pruned", "fitted normal, pruned"],
+)
 def test_every_pass_over_the_weights_is_one_graph_with_the_same_result(
-    prior: br.Prior, monkeypatch: pytest.MonkeyPatch
+    prior: br.Prior, pruned: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     net = br.LanguageModel(11, 5, 7, 2).double()
     model = br.bayesianize(net, br.Gaussian((0.05, 0.3)), prior)
+    if pruned is not None:
+        br.prune(model, pruned)
     expected = one_step(model, compiled=False)
     seen: list[str] = []
 

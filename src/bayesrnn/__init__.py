@@ -63,16 +63,28 @@ from bayesrnn.models import (
     detach,
 )
 from bayesrnn.objective import FreeEnergy, Loss
+from bayesrnn.prune import (
+    SAFE_THRESHOLD,
+    Dead,
+    Pruned,
+    dead_units,
+    prune,
+    pruning_curve,
+    signal_to_noise,
+)
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
+from bayesrnn.sparse import sparse_network
 from bayesrnn.train.loop import train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SAFE_THRESHOLD",
     "Batch",
     "Bayesian",
     "Categorical",
+    "Dead",
     "Delta",
     "DropoutSettings",
     "DynamicEvaluation",
@@ -93,6 +105,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "Prior",
+    "Pruned",
     "Recipe",
     "ReviewData",
     "ReviewModel",
@@ -106,6 +119,7 @@ __all__ = [
     "UserError",
     "Vocabulary",
     "bayesianize",
+    "dead_units",
     "detach",
     "dynamic_evaluate",
     "entropy_gap",
@@ -120,9 +134,13 @@ __all__ = [
     "load_vocabulary",
     "outputs",
     "predict",
+    "prune",
+    "pruning_curve",
     "read_recipe",
     "save",
     "search_rate",
+    "signal_to_noise",
+    "sparse_network",
     "text_uncertainty",
     "train",
     "write_predictions",

@@ -2,9 +2,14 @@
 
 `<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>` for any other tensor, so
 that anyone can read a model without this package. For exact resumption see train/checkpoint.py.
+
+A pruned weight is stored sparsely: `<name>.keep` has a bit a weight in the order of memory, 1 where
+it is left (eight to a byte, the lowest bit first), and `<name>.loc` and `<name>.scale` hold one
+number for each that is left; config.json has its shape.
 """
 
 import glob
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian, Posterior, Prior, bayesianize
+from bayesrnn.bayes import Bayesian, Delta, Posterior, Prior, Uniform, bayesianize
+from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.models import (
@@ -36,8 +42,12 @@ CONFIG = "config.json"
 TENSORS = "model.safetensors"
 
 
-def save(model: Bayesian, folder: str | Path) -> None:
-    """Write a model to a folder (a model already there is replaced; anything else is refused)."""
+def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
+    """Write a model to a folder (a model already there is replaced; anything else is refused).
+
+    What was pruned takes no room. `mean_only` leaves out the scales and the priors: `load` then
+    gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior.
+    """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         try:
@@ -52,27 +62,30 @@ def save(model: Bayesian, folder: str | Path) -> None:
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
     weights: dict[str, Any] = {}
-    posteriors: list[Posterior] = []
+    posteriors: list[Posterior] = [Delta()] if mean_only else []
     for block in model.each_block():
-        if not any(known is block.posterior for known in posteriors):
+        if not mean_only and not any(known is block.posterior for known in posteriors):
             posteriors.append(block.posterior)
-        index = next(i for i, known in enumerate(posteriors) if known is block.posterior)
-        for weight in block.layout.weights:
-            weights[weight.name] = {"posterior": index, "prior": block.prior, "axis": weight.axis}
-    for name, (loc, scale) in model.moments().items():
-        for key, value in ((f"{name}.loc", loc), (f"{name}.scale", scale)):
-            if key in tensors:
-                raise UserError(f"cannot save: the module has a tensor named {key} of its own")
-            if value is not None:
-                tensors[key] = value
-    for block in model.each_block():
-        for further in block.posterior.further:
-            views = block.layout.split(getattr(block, further).detach())
-            tensors |= {f"{name}.{further}": view for name, view in views.items()}
+        known = [mean_only or known is block.posterior for known in posteriors]
+        for name, named in _tensors_of(block, mean_only).items():
+            index = {"posterior": known.index(True), "prior": 0 if mean_only else block.prior}
+            axis = next(w.axis for w in block.layout.weights if w.name == name)
+            weights[name] = {**index, "axis": axis}
+            if "keep" in named:
+                weights[name]["shape"] = list(named["keep"].shape)
+                named = _packed(named)
+            for key, value in named.items():
+                if f"{name}.{key}" in tensors:
+                    raise UserError(
+                        f"cannot save: the module has a tensor named {name}.{key} of its own"
+                    )
+                tensors[f"{name}.{key}"] = value
     priors = [
         {"settings": object_to_table(hyper.prior), "values": _values(hyper)}
         for hyper in model.each_prior()
     ]
+    if mean_only:
+        priors = [{"settings": object_to_table(Uniform()), "values": {}}]
     facts = {
         "weights": weights,
         "posteriors": [object_to_table(posterior) for posterior in posteriors],
@@ -103,15 +116,15 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         path = path / "model"
     files, facts = read_folder(path, "model", CONFIG)
     try:
-        tensors = files[TENSORS]
         weights: dict[str, Any] = facts["weights"]
+        tensors = _unpacked(files[TENSORS], weights)
         posteriors = [object_from_table(POSTERIORS, table) for table in facts["posteriors"]]
         priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
         _check_fits(path, module, weights, tensors)
         model = _rebuild(module, weights, posteriors, priors)
         values = [entry["values"] for entry in facts["priors"]]
         _fill(model, tensors, list(zip(priors, values, strict=True)))
-    except (KeyError, IndexError, TypeError, Invalid) as error:
+    except (KeyError, IndexError, TypeError, _Misfit, Invalid) as error:
         raise Damaged(f"{path / CONFIG} is not what this version writes: {error!r}") from error
     return model.eval()
 
@@ -147,6 +160,70 @@ def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:
         raise Invalid([("recipe:", str(error))]) from error
 
 
+def _tensors_of(block: Block, mean_only: bool) -> dict[str, dict[str, Tensor]]:
+    """What is stored of each weight of a block: its mean, scale and so on; where some of it was
+    pruned, also which are left."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, (loc, scale) in block.moments().items():
+        found[name] = {"loc": loc} if mean_only or scale is None else {"loc": loc, "scale": scale}
+    for further in () if mean_only else block.posterior.further:
+        for name, view in block.layout.split(getattr(block, further).detach()).items():
+            found[name][further] = view
+    if block.keep is not None:
+        for name, keep in block.layout.split(block.keep).items():
+            if not keep.all():
+                found[name]["keep"] = keep
+    return found
+
+
+class _Misfit(ValueError):
+    """A sparse weight whose parts do not fit together."""
+
+
+def _packed(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A weight's tensors, sparsely."""
+    keep = named["keep"]
+    bits = torch.zeros(-(-keep.numel() // 8) * 8, dtype=torch.uint8, device=keep.device)
+    bits[: keep.numel()] = keep.flatten()
+    packed = (bits.view(-1, 8) << _places(keep.device)).sum(dim=1, dtype=torch.uint8)
+    values = {key: value[keep] for key, value in named.items() if key != "keep"}
+    return {"keep": packed, **values}
+
+
+def _unpacked(tensors: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """All tensors of a file with the sparse ones filled up with zeros; masks are bool then."""
+    dense = dict(tensors)
+    for name, facts in weights.items():
+        if "shape" not in facts:
+            continue
+        shape, packed = facts["shape"], tensors[f"{name}.keep"]
+        count = math.prod(shape)
+        if packed.numel() != -(-count // 8):
+            raise _Misfit(f"{name}.keep has {packed.numel()} bytes for {count} weights")
+        bits = (packed.view(-1, 1) >> _places(packed.device)) & 1
+        keep = bits.flatten()[:count].bool()
+        dense[f"{name}.keep"] = keep.view(shape)
+        left = int(keep.sum())
+        for key in (f"{name}.{part}" for part in _PARTS):
+            if key not in tensors:
+                continue
+            if tensors[key].shape != (left,):
+                raise _Misfit(
+                    f"{key} has the shape {tuple(tensors[key].shape)}, expected ({left},)"
+                )
+            dense[key] = tensors[key].new_zeros(count)
+            dense[key][keep] = tensors[key]
+            dense[key] = dense[key].view(shape)
+    return dense
+
+
+_PARTS = ("loc", "scale", *(name for cls in POSTERIORS.values() for name in cls.further))
+
+
+def _places(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
+
+
 def _values(hyper: nn.Module) -> dict[str, float]:
     return {name: value.item() for name, value in hyper.state_dict().items()}
 
@@ -158,7 +235,7 @@ def _check_fits(
     here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     parameters = dict(module.named_parameters())
     tied = {n for n, _ in module.named_parameters(remove_duplicate=False) if n not in parameters}
-    beside = {further for cls in POSTERIORS.values() for further in ("scale", *cls.further)}
+    beside = {"keep", "scale"} | {name for cls in POSTERIORS.values() for name in cls.further}
     there = {
         name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: tuple(t.shape)
         for name, t in tensors.items()
@@ -223,6 +300,11 @@ def _fill(
         for further in block.posterior.further:
             named = {w.name: tensors[f"{w.name}.{further}"] for w in block.layout.weights}
             getattr(block, further).copy_(block.layout.join(named))
+        masks = {w.name: tensors.get(f"{w.name}.keep") for w in block.layout.weights}
+        if any(mask is not None for mask in masks.values()):
+            whole = block.layout.split(torch.ones_like(loc, dtype=torch.bool))
+            keep = {n: whole[n] if mask is None else mask for n, mask in masks.items()}
+            block.prune(block.layout.join(keep))
     for hyper in model.each_prior():
         given = next(numbers for prior, numbers in values if prior is hyper.prior)
         for name, tensor in hyper.state_dict().items():

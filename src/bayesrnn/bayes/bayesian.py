@@ -172,7 +172,7 @@ class Bayesian(nn.Module):
                 'resample(nll=...) in train mode or inside model.weights("sample")'
             )
         if generator is None:
-            generator = _rank_generator(next(self.each_block()).mean().device)
+            generator = _rank_generator(next(self.each_block()).parameters_by_name["loc"].device)
         self._place_weights()
         for mask in self._masks:
             mask.renew(generator)
@@ -206,7 +206,8 @@ class Bayesian(nn.Module):
             torch._foreach_mul_(gradients, factor)
         for block, gradient in zip(looking, gradients, strict=True):
             assert block.noise is not None
-            block.noise = block.posterior.refine(block.noise, gradient, generator)
+            refined = block.posterior.refine(block.noise, gradient, generator)
+            block.noise = {name: block.kept(value) for name, value in refined.items()}
         self._keep = self._looked = True
         if self.second_order:
             noise = {block: block.noise for block in looking if block.noise is not None}
@@ -234,7 +235,8 @@ class Bayesian(nn.Module):
         for block in leaves:
             own = [next(found) for _ in block.layout.weights]
             corners = block.corners(own, block.placement)
-            gradients.append(block.joined(block.parameters_by_name, corners).detach())
+            joined = block.joined(block.parameters_by_name, corners)
+            gradients.append(block.kept(joined.detach()))
         return gradients
 
     @property
@@ -251,7 +253,8 @@ class Bayesian(nn.Module):
         with torch.no_grad():
             for block, noise in look.noise.items():
                 parameters = block.parameters_by_name
-                phi[block] = block.posterior.draw(parameters, {"eps": noise["eps"]})
+                drawn = block.posterior.draw(parameters, {"eps": noise["eps"]})
+                phi[block] = block.kept(drawn)
                 of_loss, block.of_loss = block.of_loss, None
                 v[block] = torch.zeros_like(phi[block])
                 if block.posterior.second_order:
@@ -311,22 +314,23 @@ class Bayesian(nn.Module):
                 moment
                 for block in self.each_block()
                 if block.prior == index
-                for moment in block.moments().values()
+                for moment in block.left()
             ]
             hyper.fit([loc for loc, _ in moments], [scale for _, scale in moments])
 
     # --- looking -----------------------------------------------------------------------------
 
     def moments(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Mean and standard deviation (None for a point) of each drawn weight, by its name."""
+        """Mean and standard deviation (None for a point) of each drawn weight, by its name; both 0
+        where it was pruned."""
         return {
             name: moment for block in self.each_block() for name, moment in block.moments().items()
         }
 
     @property
     def weight_count(self) -> int:
-        """How many weights are drawn; tied ones count once, padding never."""
-        return sum(block.layout.count for block in self.each_block())
+        """How many weights are drawn; tied ones count once, padding and pruned ones never."""
+        return sum(block.count for block in self.each_block())
 
     @property
     def has_description_length(self) -> bool:
@@ -445,11 +449,11 @@ class Bayesian(nn.Module):
     def _place_weights(self) -> None:
         """Choose where each block's draws lie: in cuDNN's order on a GPU, aligned where `tuned`."""
         for block in self.each_block():
-            owner = self._owners[block]
-            if owner is None or not (self._aligned or block.mean().device.type == "cuda"):
+            owner, loc = self._owners[block], block.parameters_by_name["loc"]
+            if owner is None or not (self._aligned or loc.device.type == "cuda"):
                 block.placement = None
                 continue
-            dtype = block.mean().dtype if block.dtype is None else block.dtype
+            dtype = loc.dtype if block.dtype is None else block.dtype
             key = (block, dtype, self._aligned)
             old = self._placements.get(key)
             if key not in self._placements or (

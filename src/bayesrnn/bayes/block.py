@@ -5,6 +5,9 @@ together with the draw), and all gradients, those of the loss and of the KL toge
 pass goes piece by piece, so that what is in between stays in the cache; on a GPU weight by weight,
 compiled into one kernel where `compiled` is set, and beside the network's own kernels where there
 is a second stream. The padding between weights never enters a KL, a gradient or a count.
+
+A block may be pruned: `keep` says which weights are left. In every pass the learnt tensors of the
+others read as 0, as do their noise and their gradients, and the KL is that of the weights left.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,10 +165,10 @@ class _DrawTheta(torch.autograd.Function):
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
             pulled = block.posterior.pull(parameters, noise, block.joined(parameters, of_losses))
-            return None, None, None, *(pulled[name] for name in block.parameter_names)
+            return None, None, None, *(block.kept(pulled[name]) for name in block.parameter_names)
         charge.done = True
         if block.posterior.second_order:
-            block.of_loss = block.joined(parameters, of_losses)
+            block.of_loss = block.kept(block.joined(parameters, of_losses))
         with beside(block.stream):
             result = block.gradients(parameters, charge, of_losses)
         if block.stream is not None:
@@ -246,7 +249,8 @@ class _Local(torch.autograd.Function):
         parameters = block.named(ctx.saved_tensors)
         found = block.posterior.pull_further(parameters, ctx.noise, None, 1.0)
         return None, *(
-            gradients[0] * found[name] if name in found else None for name in block.parameter_names
+            gradients[0] * block.kept(found[name]) if name in found else None
+            for name in block.parameter_names
         )
 
 
@@ -282,6 +286,9 @@ class Block(nn.Module):
         self.parameter_names = tuple(learnt)
         for name, value in learnt.items():
             self.register_parameter(name, nn.Parameter(value))
+        self.register_buffer("keep", None)  # flat, bool: which weights are left; None: all
+        self.keep: Tensor | None
+        self._left: Tensor | None = None  # where `keep` is set
 
     @property
     def parameters_by_name(self) -> dict[str, Tensor]:
@@ -290,12 +297,67 @@ class Block(nn.Module):
     def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.parameter_names, tensors, strict=True))
 
+    # --- pruning -------------------------------------------------------------------------------
+
+    def mask(self, keep: Tensor | None) -> None:
+        """Leave these weights (flat, bool; None: all); what is learnt of the others stays."""
+        if keep is not None:
+            with torch.no_grad():
+                for padding in self.layout.pads(keep):
+                    padding.fill_(False)
+        self.keep, self._left, self.summary = keep, None, None
+        if self.noise is not None:
+            self.noise = {name: self.kept(value) for name, value in self.noise.items()}
+
+    @torch.no_grad()
+    def prune(self, keep: Tensor) -> None:
+        """Leave these weights (flat, bool) and forget the others."""
+        self.mask(keep)
+        for tensor in self.parameters_by_name.values():
+            tensor.mul_(keep)
+
+    def kept(self, flat: Tensor) -> Tensor:
+        """A flat tensor with 0 at the weights that were pruned."""
+        return flat if self.keep is None else flat * self.keep
+
+    @property
+    def count(self) -> int:
+        """How many weights are left."""
+        return self.layout.count if self.keep is None else len(self._where())
+
+    def _where(self) -> Tensor:
+        """The places of the weights left (found once: a recorded step may not wait for it)."""
+        assert self.keep is not None
+        if self._left is None or self._left.device != self.keep.device:
+            self._left = self.keep.nonzero().flatten()
+        return self._left
+
+    def left(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Mean and standard deviation (None for a point) of the weights left."""
+        if self.keep is None:
+            return list(self.moments().values())
+        parameters = self.parameters_by_name
+        flat = self.posterior.mean(parameters), self.posterior.std(parameters)
+        loc, scale = (None if f is None else f.detach()[self._where()] for f in flat)
+        assert loc is not None
+        return [(loc, scale)]
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """A state tells whether it is pruned by having a mask."""
+        keep = state_dict.get(f"{prefix}keep")
+        loc = self.parameters_by_name["loc"]
+        if keep is None or keep.shape == loc.shape:
+            self.mask(None if keep is None else torch.zeros_like(loc, dtype=torch.bool))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._left = None
+
     # --- the draw ------------------------------------------------------------------------------
 
     def resample(self, generator: torch.Generator | None) -> None:
         self.summary = None
         with torch.inference_mode(False), torch.no_grad():
-            self.noise = self.posterior.noise(self.parameters_by_name, generator)
+            noise = self.posterior.noise(self.parameters_by_name, generator)
+            self.noise = {name: self.kept(value) for name, value in noise.items()}
 
     def draw(self, prior: Prior | None = None) -> dict[str, Tensor]:
         """theta of the present noise, rebuilt from it (so an update in between is seen).
@@ -315,7 +377,7 @@ class Block(nn.Module):
         self.summary = None
         loc = parameters["loc"]
         if not noise and self.placement is None and self.dtype in (None, loc.dtype):
-            flat = self.posterior.draw(parameters, noise).detach()
+            flat = self.kept(self.posterior.draw(parameters, noise).detach())
             return tuple(self.layout.split(flat).values())
         wanted = prior is not None and prior.grouped and self._limit(loc) is not None
         summary = Summary(parameters, noise) if wanted and "eps" in noise else None
@@ -381,20 +443,21 @@ class Block(nn.Module):
         return {n: t.detach().requires_grad_() if n in drawn else t for n, t in tensors.items()}
 
     def mean(self) -> Tensor:
-        return self.posterior.mean(self.parameters_by_name)
+        return self.kept(self.posterior.mean(self.parameters_by_name))
 
     @torch.no_grad()
     def moments(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Each weight's mean and standard deviation (None for a point), by name."""
+        """Each weight's mean and standard deviation (None for a point), by name; both 0 where it
+        was pruned."""
         loc = self.layout.split(self.mean().detach())
         flat = self.posterior.std(self.parameters_by_name)
-        scale = {} if flat is None else self.layout.split(flat.detach())
+        scale = {} if flat is None else self.layout.split(self.kept(flat.detach()))
         return {name: (loc[name], scale.get(name)) for name in loc}
 
     # --- the KL --------------------------------------------------------------------------------
 
     def kl(self, hyper: Hyper, estimator: Estimator = "auto") -> Tensor:
-        """KL[q || p], summed over the weights, at the present draw where it is sampled."""
+        """KL[q || p], summed over the weights left, at the present draw where it is sampled."""
         check_estimator(estimator, self.posterior, hyper.prior)
         tensors = (*self.parameters_by_name.values(), *hyper.learnt())
         return _Complexity.apply(self, hyper, estimator, *tensors)
@@ -419,10 +482,15 @@ class Block(nn.Module):
                     found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
                     self.summary.add(piece, *found, prior)
             total = total + self.summary.log_q
-            whole = self._limit(parameters["loc"]) is None
+            if self.keep is not None:  # each adds the same
+                total = total - self._pruned_count * log_q(self._pruned(parameters, charge.noise))
+            whole = self._limit(parameters["loc"]) is None or self.keep is not None
+            keep = None if self.keep is None else self.layout.split(self.keep)
             settle = self.run(_settle)
             for weight in self.layout.weights:
-                count = prior.group_size(weight.shape, weight.axis)
+                count: int | Tensor = prior.group_size(weight.shape, weight.axis)
+                if keep is not None:
+                    count = prior.gather(keep[weight.name].to(wide), weight.axis)
                 log_p, precision = settle(prior, self.summary.sums(weight), count, values)
                 total = total - log_p
                 if whole or prior.reaches(weight.shape, weight.axis):
@@ -430,10 +498,25 @@ class Block(nn.Module):
             return total.to(wide)
         exact = exact_pair(self.posterior, prior, charge.estimator)
         value = self.run(_value_pass)
+        if self.keep is not None:  # weight by weight, so those left can be taken by themselves
+            where = self._where()
+            left = {name: _wide(flat.detach()[where]) for name, flat in parameters.items()}
+            random = {name: _wide(flat[where]) for name, flat in charge.noise.items()}
+            return value(self.posterior, left, random, prior, exact, None, values).to(wide)
         for piece, tensors, noise in self.cut(parameters, charge.noise):
             shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
             total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
         return total.to(wide)
+
+    @property
+    def _pruned_count(self) -> int:
+        return self.layout.count - self.count
+
+    def _pruned(self, parameters: Tensors, noise: Tensors) -> Draw:
+        """One pruned weight as the passes see it, in double."""
+        loc = parameters["loc"]
+        zero = loc.new_zeros(1, dtype=torch.float64)
+        return _look(self.posterior, dict.fromkeys(parameters, zero), dict.fromkeys(noise, zero))
 
     @torch.no_grad()
     def gradients(
@@ -453,12 +536,16 @@ class Block(nn.Module):
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
         of_losses = self._cut_losses(losses, limit)
         run = self.run(_gradient_pass)
+        starts = self.layout.starts(limit)
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
             precision = charge.precisions.get(weight.name)
+            reaches = prior.reaches(weight.shape, weight.axis)
             if precision is not None and limit is None:
                 precision = precision.expand(weight.shape).view(shape)
+            elif precision is not None and len(precision.shape) and not reaches:
+                precision = precision[starts[i] : starts[i] + piece.shape[0]]
             run(
                 self.posterior,
                 _viewed(tensors, shape),
@@ -473,7 +560,7 @@ class Block(nn.Module):
                 None if of_loss is None else of_loss.view(shape),
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
             )
-        return result
+        return {name: self.kept(flat) for name, flat in result.items()}
 
     def settle_charge(self) -> None:
         """Add the charged KL's gradient by itself, where the loss did not depend on this block."""
@@ -496,6 +583,12 @@ class Block(nn.Module):
         limit = self._limit(parameters["loc"])
         given = {name: self.layout.cut(flat.detach(), limit) for name, flat in parameters.items()}
         random = {name: self.layout.cut(flat, limit) for name, flat in noise.items()}
+        if self.keep is not None:
+            left = self.layout.cut(self.keep, limit)
+            given = {
+                name: [cut * keep for cut, keep in zip(cuts, left, strict=True)]
+                for name, cuts in given.items()
+            }
         for i, piece in enumerate(self.layout.pieces(limit)):
             yield (
                 piece,
@@ -599,7 +692,9 @@ def _local_pass(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Tenso
     return posterior.local_kl(tensors, noise)
 
 
-def _settle(prior: Prior, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
+def _settle(
+    prior: Prior, sums: Tensor, count: int | Tensor, values: Values
+) -> tuple[Tensor, Tensor]:
     return prior.settle(sums, count, values)
 
 

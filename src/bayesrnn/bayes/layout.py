@@ -73,6 +73,16 @@ class Layout:
         """The weights in pieces of at most `limit` elements (or one row); None: one piece each."""
         return self._cut(limit)[1]
 
+    def starts(self, limit: int | None) -> list[int]:
+        """The row of its weight that each piece begins with."""
+        starts: list[int] = []
+        before: Piece | None = None
+        for piece in self.pieces(limit):
+            same = before is not None and before.weight is piece.weight
+            starts.append(starts[-1] + before.shape[0] if same and before is not None else 0)
+            before = piece
+        return starts
+
     def cut(self, flat: Tensor, limit: int | None) -> list[Tensor]:
         """The flat tensor in those pieces, each of one dimension."""
         return list(flat.split(self._cut(limit)[0])[::2])

@@ -85,8 +85,9 @@ class Prior(ABC):
         """What `settle` needs of some rows."""
         return self.gather(theta.square(), axis)
 
-    def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
-        """log p, summed, and the precision of each group, from the sums of `count` weights each."""
+    def settle(self, sums: Tensor, count: int | Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        """log p, summed, and the precision of each group, from the sums of `count` weights each
+        (a tensor where groups differ)."""
         raise TypeError(f"a {self.kind} prior has no groups")
 
     def fit(
@@ -285,7 +286,7 @@ class ScaleMixture(Prior):
         others = [d for d in range(values.dim()) if d != axis]
         return values.sum(dim=others, keepdim=True) if others else values
 
-    def settle(self, sums: Tensor, count: int, values: Values) -> tuple[Tensor, Tensor]:
+    def settle(self, sums: Tensor, count: int | Tensor, values: Values) -> tuple[Tensor, Tensor]:
         """log p of all groups, and r / sigma1^2 + (1 - r) / sigma2^2 of each, with r the
         responsibility of the wide component."""
         pi, sigma1, sigma2 = values["pi"], values["sigma1"], values["sigma2"]

@@ -37,8 +37,17 @@ from bayesrnn.train.task import Task, build_task
 LOG_STEPS = 50
 
 
-def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = False) -> "Outcome":
-    """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe."""
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    fresh: bool = False,
+    quiet: bool = False,
+    start: Bayesian | None = None,
+) -> "Outcome":
+    """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe.
+
+    `start` is a model to begin with instead of a new one; it is the one that is trained.
+    """
     run = Run(Path(out))
     place = str(Path(recipe.data.path).resolve())  # a run can be evaluated from any folder
     recipe = replace(recipe, data=replace(recipe.data, path=place))
@@ -47,7 +56,8 @@ def train(recipe: Recipe, out: str | Path, fresh: bool = False, quiet: bool = Fa
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
     task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
-    model = build_model(recipe, build_module(recipe, task.vocabulary)).to(device).train()
+    model = start or build_model(recipe, build_module(recipe, task.vocabulary))
+    model = model.to(device).train()
     optimizer = build_optimizer(recipe.train, model)
     with run.locked():
         run.prepare(recipe, fresh)

@@ -1,0 +1,137 @@
+"""Pruned networks that run on a CPU without their zeros.
+
+`sparse_network` gives the plain network at the posterior mean, for inference: matrices with enough
+zeros are kept as compressed rows. That is meant for batch 1, where reading the weights takes the
+time; benchmarks/pruning.py measures where it pays.
+"""
+
+import copy
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.errors import require
+
+Pair = tuple[Tensor, Tensor]
+
+
+def sparse_network(model: Bayesian, at_least: float = 0.75) -> nn.Module:
+    """A copy of the wrapped network, at the mean, on the CPU, without gradients.
+
+    Its `nn.Linear` and `nn.LSTM` layers (of one direction, without projections) are replaced where
+    at least that part of their weights is 0; everything else is as it was.
+    """
+    require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))
+    network = plain_network(model)
+    for path, layer in list(network.named_modules()):
+        new = _replacement(layer, at_least)
+        if new is not None and path:
+            parent, _, local = path.rpartition(".")
+            setattr(network.get_submodule(parent), local, new)
+        elif new is not None:
+            return new.eval()
+    return network
+
+
+def plain_network(model: Bayesian) -> nn.Module:
+    """A copy of the wrapped network with its weights at the mean, on the CPU, in eval mode."""
+    network = copy.deepcopy(model.module)
+    paths = {layer: path for path, layer in model.module.named_modules()}
+    for name, (loc, _) in model.moments().items():
+        weight = nn.Parameter(loc.detach().cpu().clone(), requires_grad=False)
+        for layer, local in model._places(name):  # tied weights have several
+            setattr(network.get_submodule(paths[layer]), local, weight)
+    return network.cpu().eval().requires_grad_(False)
+
+
+def _replacement(layer: nn.Module, at_least: float) -> nn.Module | None:
+    if type(layer) is nn.Linear and _zeros(layer.weight) >= at_least:
+        return SparseLinear(layer)
+    if type(layer) is nn.LSTM and not layer.bidirectional and layer.proj_size == 0:
+        matrices = [w for name, w in layer.named_parameters() if w.dim() == 2]
+        zeros = sum(_zeros(w) * w.numel() for w in matrices) / sum(w.numel() for w in matrices)
+        return SparseLSTM(layer) if zeros >= at_least else None
+    return None
+
+
+def _zeros(weight: Tensor) -> float:
+    return (weight == 0).double().mean().item()
+
+
+def compressed(weight: Tensor) -> Tensor:
+    """A matrix as compressed rows, with 32-bit places: half the memory to read of 64-bit ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that compressed rows are in beta state
+        rows = weight.detach().to_sparse_csr()
+        return torch.sparse_csr_tensor(
+            rows.crow_indices().int(), rows.col_indices().int(), rows.values(), rows.shape
+        )
+
+
+def product(rows: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., in] times the transposed matrix [out, in], and a bias."""
+    flat = x.reshape(-1, x.shape[-1])
+    found = (rows @ flat[0])[None] if len(flat) == 1 else (rows @ flat.t()).t()
+    found = found if bias is None else found + bias
+    return found.reshape(*x.shape[:-1], rows.shape[0])
+
+
+class SparseLinear(nn.Module):
+    """`nn.Linear` by compressed rows."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.rows = compressed(layer.weight)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(self.rows, x, self.bias)
+
+
+class SparseLSTM(nn.Module):
+    """`nn.LSTM` by compressed rows, in its own order of gates; no packed sequences."""
+
+    def __init__(self, layer: nn.LSTM) -> None:
+        super().__init__()
+        self.hidden, self.batch_first = layer.hidden_size, layer.batch_first
+        self.inputs: list[Tensor] = []
+        self.recurrent: list[Tensor] = []
+        self.biases: list[Tensor | None] = []
+        for index in range(layer.num_layers):
+            self.inputs.append(compressed(getattr(layer, f"weight_ih_l{index}")))
+            self.recurrent.append(compressed(getattr(layer, f"weight_hh_l{index}")))
+            bias: Tensor | None = None
+            if layer.bias:
+                bias = sum(getattr(layer, f"bias_{way}_l{index}").detach() for way in ("ih", "hh"))
+            self.biases.append(bias)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, state: Pair | None = None) -> tuple[Tensor, Pair]:
+        """x [T, B, in] (or [B, T, in], or [T, in]) and the state, as `nn.LSTM` has them."""
+        alone = x.dim() == 2
+        if alone:
+            x = x[:, None]
+            state = None if state is None else (state[0][:, None], state[1][:, None])
+        elif self.batch_first:
+            x = x.transpose(0, 1)
+        if state is None:
+            zeros = x.new_zeros(len(self.inputs), x.shape[1], self.hidden)
+            state = zeros, zeros
+        ends: list[Pair] = []
+        for index, rows in enumerate(self.inputs):
+            h, c = state[0][index], state[1][index]
+            entering = product(rows, x, self.biases[index])  # [T, B, 4 H], all steps at once
+            outputs = []
+            for step in entering:
+                i, f, g, o = (step + product(self.recurrent[index], h, None)).chunk(4, dim=-1)
+                c = torch.addcmul(f.sigmoid() * c, i.sigmoid(), g.tanh())
+                h = o.sigmoid() * c.tanh()
+                outputs.append(h)
+            x = torch.stack(outputs)
+            ends.append((h, c))
+        after = torch.stack([h for h, _ in ends]), torch.stack([c for _, c in ends])
+        if alone:
+            return x[:, 0], (after[0][:, 0], after[1][:, 0])
+        return (x.transpose(0, 1) if self.batch_first else x), after
