@@ -3,7 +3,8 @@
     python results/make_tables.py           # write both
     python results/make_tables.py --check   # write nothing; exit 1 when either differs
 
-summary.json is one flat object, "<task>.<model>.<metric>" -> an entry with exactly these fields:
+summary.json is one flat object, "<task>.<model>.<metric>" (or "<task>.<metric>") -> an entry with
+exactly these fields:
 
     value      number: the mean over the seeds
     unit       text, such as "perplexity"
@@ -91,7 +92,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "log": (is_text, "a path relative to results/"),
 }
-KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2}")
+KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,2}")
 
 
 def log_problem(log: str, folder: Path) -> str | None:
@@ -135,7 +136,7 @@ def read_summary(folder: Path) -> dict[str, Entry]:
     problems = []
     for key, entry in summary.items():
         if not KEY.fullmatch(key):
-            problems.append(f"{key}: a key must read <task>.<model>.<metric>")
+            problems.append(f"{key}: a key must read <task>.<model>.<metric> or <task>.<metric>")
         problems += [f"{key}: {problem}" for problem in entry_problems(entry, folder)]
     if problems:
         raise Problems(problems)

@@ -117,7 +117,7 @@ def test_all_problems_are_named_at_once(root: Path):
     checked = run(root)
     assert checked.returncode == 1
     expected = [
-        "valid: a key must read <task>.<model>.<metric>",
+        "valid: a key must read <task>.<model>.<metric> or <task>.<metric>",
         "toy.a.valid: unit is missing",
         "toy.a.valid: note is not a known field",
         "toy.b.valid: value must be a finite number, got true",
