@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bayesrnn.bayes import Gaussian
-from bayesrnn.bayes.block import _draw_pass
+from bayesrnn.bayes.passes import draw_pass
 from bayesrnn.engine import compiled, products_in
 
 T, B, V, WEIGHTS = 35, 20, 10_000, 19_766_240
@@ -70,7 +70,7 @@ def layers(found: dict[str, float]) -> None:
 
 def passes(found: dict[str, float]) -> None:
     loc, rho, eps, out = (torch.randn(V, 650, device="cuda") for _ in range(4))
-    posterior, draw = Gaussian((0.046, 0.092)), compiled(_draw_pass)
+    posterior, draw = Gaussian((0.046, 0.092)), compiled(draw_pass)
     tensors = {"loc": loc, "rho": rho}
     found["draw 10000x650"] = ms(lambda: draw(posterior, tensors, {"eps": eps}, out))
     noise = torch.empty(WEIGHTS, device="cuda")

@@ -21,16 +21,25 @@ from torch import Tensor, nn
 from bayesrnn.bayes.kl import (
     Draw,
     Estimator,
-    Exact,
     check_estimator,
     exact_pair,
     log_q,
-    sampled_gradient,
 )
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
+from bayesrnn.bayes.passes import (
+    draw_pass,
+    gradient_pass,
+    local_pass,
+    look,
+    settle_pass,
+    value_pass,
+    viewed,
+    weigh_pass,
+    widened,
+)
 from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
-from bayesrnn.bayes.prior import Number, Prior, Values
+from bayesrnn.bayes.prior import Number, Prior
 from bayesrnn.engine import compiled
 
 P = ParamSpec("P")
@@ -75,8 +84,8 @@ class Hyper(nn.Module):
     def fit(self, means: Sequence[Tensor], scales: Sequence[Tensor | None]) -> None:
         """Set the fitted values to their optimum for these posteriors."""
         if self.prior.named("fit"):
-            wide = [_wide(mean) for mean in means]
-            spread = [None if scale is None else _wide(scale) for scale in scales]
+            wide = [widened(mean) for mean in means]
+            spread = [None if scale is None else widened(scale) for scale in scales]
             for name, value in self.prior.fit(wide, spread, self.values()).items():
                 getattr(self, name).copy_(value)
 
@@ -237,7 +246,7 @@ class _Local(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         parameters = block.named(tensors)
         total = tensors[0].new_zeros((), dtype=torch.float64)
-        run = block.run(_local_pass)
+        run = block.run(local_pass)
         for _, given, noise in block.cut(parameters, block.noise):
             total = total + run(block.posterior, given, noise)
         return total.to(torch.promote_types(tensors[0].dtype, torch.float32))
@@ -382,7 +391,7 @@ class Block(nn.Module):
         wanted = prior is not None and prior.grouped and self._limit(loc) is not None
         summary = Summary(parameters, noise) if wanted and "eps" in noise else None
         outers, outs = self._new_theta(loc)
-        run = self.run(_draw_pass)
+        run = self.run(draw_pass)
         for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
             if summary is None or prior is None:
                 run(self.posterior, tensors, random, out)
@@ -476,9 +485,9 @@ class Block(nn.Module):
         if prior.grouped:
             if self.summary is None or not self.summary.fits(parameters, charge.noise):
                 self.summary = Summary(parameters, charge.noise)
-                weigh = self.run(_weigh_pass)
+                weigh = self.run(weigh_pass)
                 for piece, tensors, noise in self.cut(parameters, charge.noise):
-                    shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
+                    shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
                     found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
                     self.summary.add(piece, *found, prior)
             total = total + self.summary.log_q
@@ -486,7 +495,7 @@ class Block(nn.Module):
                 total = total - self._pruned_count * log_q(self._pruned(parameters, charge.noise))
             whole = self._limit(parameters["loc"]) is None or self.keep is not None
             keep = None if self.keep is None else self.layout.split(self.keep)
-            settle = self.run(_settle)
+            settle = self.run(settle_pass)
             for weight in self.layout.weights:
                 count: int | Tensor = prior.group_size(weight.shape, weight.axis)
                 if keep is not None:
@@ -497,14 +506,14 @@ class Block(nn.Module):
                     charge.precisions[weight.name] = precision.detach()
             return total.to(wide)
         exact = exact_pair(self.posterior, prior, charge.estimator)
-        value = self.run(_value_pass)
+        value = self.run(value_pass)
         if self.keep is not None:  # weight by weight, so those left can be taken by themselves
             where = self._where()
-            left = {name: _wide(flat.detach()[where]) for name, flat in parameters.items()}
-            random = {name: _wide(flat[where]) for name, flat in charge.noise.items()}
+            left = {name: widened(flat.detach()[where]) for name, flat in parameters.items()}
+            random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
             return value(self.posterior, left, random, prior, exact, None, values).to(wide)
         for piece, tensors, noise in self.cut(parameters, charge.noise):
-            shaped = _viewed(tensors, piece.shape), _viewed(noise, piece.shape)
+            shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
             total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
         return total.to(wide)
 
@@ -516,7 +525,7 @@ class Block(nn.Module):
         """One pruned weight as the passes see it, in double."""
         loc = parameters["loc"]
         zero = loc.new_zeros(1, dtype=torch.float64)
-        return _look(self.posterior, dict.fromkeys(parameters, zero), dict.fromkeys(noise, zero))
+        return look(self.posterior, dict.fromkeys(parameters, zero), dict.fromkeys(noise, zero))
 
     @torch.no_grad()
     def gradients(
@@ -535,7 +544,7 @@ class Block(nn.Module):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
         of_losses = self._cut_losses(losses, limit)
-        run = self.run(_gradient_pass)
+        run = self.run(gradient_pass)
         starts = self.layout.starts(limit)
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
@@ -548,8 +557,8 @@ class Block(nn.Module):
                 precision = precision[starts[i] : starts[i] + piece.shape[0]]
             run(
                 self.posterior,
-                _viewed(tensors, shape),
-                _viewed(noise, shape),
+                viewed(tensors, shape),
+                viewed(noise, shape),
                 prior,
                 exact,
                 weight.axis,
@@ -592,8 +601,8 @@ class Block(nn.Module):
         for i, piece in enumerate(self.layout.pieces(limit)):
             yield (
                 piece,
-                {name: _wide(cuts[i]) for name, cuts in given.items()},
-                {name: _wide(cuts[i]) for name, cuts in random.items()},
+                {name: widened(cuts[i]) for name, cuts in given.items()},
+                {name: widened(cuts[i]) for name, cuts in random.items()},
             )
 
     def _cut_losses(
@@ -647,111 +656,6 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
         yield
 
 
-# --- one piece of the weights -------------------------------------------------------------------
-
-
-def _draw_pass(
-    posterior: Posterior,
-    tensors: Tensors,
-    noise: Tensors,
-    out: Tensor,
-    prior: Prior | None = None,
-    axis: int | None = None,
-    shape: Sequence[int] = (),
-) -> tuple[Tensor, Tensor] | None:
-    """theta into `out`; given a grouped prior, also log q and what `settle` needs."""
-    if prior is None:
-        out.copy_(posterior.draw(_viewed(tensors, out.shape), _viewed(noise, out.shape)))
-        return None
-    draw = _look(posterior, _viewed(tensors, shape), _viewed(noise, shape))
-    theta = posterior.move(draw.theta, _viewed(tensors, shape), _viewed(noise, shape))
-    out.copy_(theta.view(out.shape))
-    return _weigh(draw, prior, axis)
-
-
-def _look(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Draw:
-    loc, scale, eps = posterior.mean(tensors), posterior.std(tensors), noise.get("eps")
-    if scale is None or eps is None:
-        return Draw(loc, loc, None, None)
-    return Draw(torch.addcmul(loc, scale, eps), loc, scale, eps)
-
-
-def _weigh_pass(
-    posterior: Posterior, tensors: Tensors, noise: Tensors, prior: Prior, axis: int | None
-) -> tuple[Tensor, Tensor]:
-    return _weigh(_look(posterior, tensors, noise), prior, axis)
-
-
-def _weigh(draw: Draw, prior: Prior, axis: int | None) -> tuple[Tensor, Tensor]:
-    """log q, and the sums of each group (both over the same axes, so that one kernel does)."""
-    of_q = log_q(draw, lambda terms: prior.gather(terms, axis).sum())
-    return of_q.double(), prior.sums(draw.theta, axis)
-
-
-def _local_pass(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Tensor:
-    return posterior.local_kl(tensors, noise)
-
-
-def _settle(
-    prior: Prior, sums: Tensor, count: int | Tensor, values: Values
-) -> tuple[Tensor, Tensor]:
-    return prior.settle(sums, count, values)
-
-
-def _value_pass(
-    posterior: Posterior,
-    tensors: Tensors,
-    noise: Tensors,
-    prior: Prior,
-    exact: Exact | None,
-    axis: int | None,
-    values: Values,
-) -> Tensor:
-    """The KL of some weights, in closed form or at the draw."""
-    draw = _look(posterior, tensors, noise)
-    if exact is not None and draw.scale is not None:
-        return exact.value(draw.loc, draw.scale, values)
-    return log_q(draw) - prior.log_prob(draw.theta, axis, values)
-
-
-def _gradient_pass(
-    posterior: Posterior,
-    tensors: Tensors,
-    noise: Tensors,
-    prior: Prior,
-    exact: Exact | None,
-    axis: int | None,
-    values: Values,
-    precision: Tensor | None,
-    weight: float,
-    local: float,
-    of_loss: Tensor | None,
-    outs: Tensors,
-) -> None:
-    """The loss's gradient and `weight` times the KL's, of the learnt tensors, into `outs`."""
-    draw = _look(posterior, tensors, noise)
-    if exact is not None and draw.scale is not None:
-        d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
-    else:
-        d_loc, d_scale = sampled_gradient(draw, prior, axis, values, precision)
-    of_loss = None if of_loss is None else _wide(of_loss)
-    if of_loss is not None:
-        of_loc, of_scale = posterior.lift(tensors, noise, of_loss)
-        d_loc = torch.add(of_loc, d_loc, alpha=weight)
-        if of_scale is not None and d_scale is not None:
-            d_scale = torch.add(of_scale, d_scale, alpha=weight)
-    elif weight != 1.0:
-        d_loc = weight * d_loc
-        d_scale = None if d_scale is None else weight * d_scale
-    found = posterior.chain(tensors, d_loc, d_scale)
-    for name, value in (found | posterior.pull_further(tensors, noise, of_loss, local)).items():
-        outs[name].copy_(value)
-
-
-def _viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:
-    return {name: tensor.view(shape) for name, tensor in tensors.items()}
-
-
 def _same(one: Tensors, other: Tensors) -> bool:
     """Whether it is the same noise (by place: a graph hands out new tensors on old memory)."""
     return all(one[name].data_ptr() == other[name].data_ptr() for name in one)
@@ -760,7 +664,3 @@ def _same(one: Tensors, other: Tensors) -> bool:
 def _frozen(value: Number) -> Number:
     """A prior's value as it is now."""
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,117 @@
+"""What a pass over the weights does to one piece of them: functions of tensors and nothing else, so
+that the same code runs piece by piece on a CPU and is compiled into one kernel on a GPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes.kl import Draw, Exact, log_q, sampled_gradient
+from bayesrnn.bayes.posterior import Posterior, Tensors
+from bayesrnn.bayes.prior import Prior, Values
+
+
+def draw_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    out: Tensor,
+    prior: Prior | None = None,
+    axis: int | None = None,
+    shape: Sequence[int] = (),
+) -> tuple[Tensor, Tensor] | None:
+    """theta into `out`; given a grouped prior, also log q and what `settle` needs."""
+    if prior is None:
+        out.copy_(posterior.draw(viewed(tensors, out.shape), viewed(noise, out.shape)))
+        return None
+    draw = look(posterior, viewed(tensors, shape), viewed(noise, shape))
+    theta = posterior.move(draw.theta, viewed(tensors, shape), viewed(noise, shape))
+    out.copy_(theta.view(out.shape))
+    return weigh(draw, prior, axis)
+
+
+def look(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Draw:
+    loc, scale, eps = posterior.mean(tensors), posterior.std(tensors), noise.get("eps")
+    if scale is None or eps is None:
+        return Draw(loc, loc, None, None)
+    return Draw(torch.addcmul(loc, scale, eps), loc, scale, eps)
+
+
+def weigh_pass(
+    posterior: Posterior, tensors: Tensors, noise: Tensors, prior: Prior, axis: int | None
+) -> tuple[Tensor, Tensor]:
+    return weigh(look(posterior, tensors, noise), prior, axis)
+
+
+def weigh(draw: Draw, prior: Prior, axis: int | None) -> tuple[Tensor, Tensor]:
+    """log q, and the sums of each group (both over the same axes, so that one kernel does)."""
+    of_q = log_q(draw, lambda terms: prior.gather(terms, axis).sum())
+    return of_q.double(), prior.sums(draw.theta, axis)
+
+
+def local_pass(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Tensor:
+    return posterior.local_kl(tensors, noise)
+
+
+def settle_pass(
+    prior: Prior, sums: Tensor, count: int | Tensor, values: Values
+) -> tuple[Tensor, Tensor]:
+    return prior.settle(sums, count, values)
+
+
+def value_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    prior: Prior,
+    exact: Exact | None,
+    axis: int | None,
+    values: Values,
+) -> Tensor:
+    """The KL of some weights, in closed form or at the draw."""
+    draw = look(posterior, tensors, noise)
+    if exact is not None and draw.scale is not None:
+        return exact.value(draw.loc, draw.scale, values)
+    return log_q(draw) - prior.log_prob(draw.theta, axis, values)
+
+
+def gradient_pass(
+    posterior: Posterior,
+    tensors: Tensors,
+    noise: Tensors,
+    prior: Prior,
+    exact: Exact | None,
+    axis: int | None,
+    values: Values,
+    precision: Tensor | None,
+    weight: float,
+    local: float,
+    of_loss: Tensor | None,
+    outs: Tensors,
+) -> None:
+    """The loss's gradient and `weight` times the KL's, of the learnt tensors, into `outs`."""
+    draw = look(posterior, tensors, noise)
+    if exact is not None and draw.scale is not None:
+        d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
+    else:
+        d_loc, d_scale = sampled_gradient(draw, prior, axis, values, precision)
+    of_loss = None if of_loss is None else widened(of_loss)
+    if of_loss is not None:
+        of_loc, of_scale = posterior.lift(tensors, noise, of_loss)
+        d_loc = torch.add(of_loc, d_loc, alpha=weight)
+        if of_scale is not None and d_scale is not None:
+            d_scale = torch.add(of_scale, d_scale, alpha=weight)
+    elif weight != 1.0:
+        d_loc = weight * d_loc
+        d_scale = None if d_scale is None else weight * d_scale
+    found = posterior.chain(tensors, d_loc, d_scale)
+    for name, value in (found | posterior.pull_further(tensors, noise, of_loss, local)).items():
+        outs[name].copy_(value)
+
+
+def viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:
+    return {name: tensor.view(shape) for name, tensor in tensors.items()}
+
+
+def widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
