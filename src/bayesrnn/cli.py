@@ -194,8 +194,11 @@ def evaluate(
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if sharpened:
-        if dynamic is not None or samples is not None:
-            raise typer.BadParameter("--sharpened goes neither with --dynamic nor with --samples")
+        if dynamic is not None or samples is not None or segment is not None or streams != 1:
+            raise typer.BadParameter(
+                "--sharpened reads the text in the shape of the training: leave out --dynamic, "
+                "--segment, --samples and --streams"
+            )
         _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
         return
     if weights == "mean" and samples is not None:
