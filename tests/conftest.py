@@ -1,12 +1,16 @@
 """What every test shares: one thread, fixed seeds, hypothesis settings, optional data sets."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from bayesrnn.cli import main
+from small_runs import Cli, Result
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,3 +53,17 @@ def data_folder() -> Callable[[str], Path]:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process."""
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Result(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -8,9 +8,9 @@ import json
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file
 
@@ -20,6 +20,25 @@ from bayesrnn.recipe import Recipe, from_table, to_toml
 EPOCH = 20  # steps
 PACKAGE_FOLDER = Path(bayesrnn.__file__).resolve().parent.parent
 TIMES = ("seconds", "_per_second")
+
+
+class Result(NamedTuple):
+    """How a command ended: its exit code, what it printed, what it complained of."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that were said to have gone wrong: one a problem, and nothing else."""
+        lines = self.err.splitlines()
+        assert "Traceback" not in self.err
+        assert all(line.startswith("error: ") and len(line) < 700 for line in lines), self.err
+        return [line.removeprefix("error: ") for line in lines]
+
+
+Cli = Callable[..., Result]
 
 
 def write_text(folder: Path, words: int = 500, name: str = "text.txt") -> Path:

@@ -9,16 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import bayesrnn
 from bayesrnn import storage
-from bayesrnn.cli import main
 from bayesrnn.train import loop
 from small_runs import (
     EPOCH,
+    Cli,
+    Result,
     assert_same_end,
     checkpoint_folders,
     environment,
@@ -26,38 +27,6 @@ from small_runs import (
     write_recipe,
     write_text,
 )
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def errors(self) -> list[str]:
-        """The lines that were said to have gone wrong: one a problem, and nothing else."""
-        lines = self.err.splitlines()
-        assert "Traceback" not in self.err
-        assert all(line.startswith("error: ") and len(line) < 700 for line in lines), self.err
-        return [line.removeprefix("error: ") for line in lines]
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return Result(int(caught.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -2,35 +2,16 @@
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bayesrnn.cli import main
 from bayesrnn.recipe import Recipe, to_toml
 from bayesrnn.train import loop
 from labelled_runs import image_recipe, review_recipe
-from small_runs import write_recipe
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process: the exit code, what it printed, what it complained of."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return run
+from small_runs import Cli, write_recipe
 
 
 @pytest.fixture(scope="module")

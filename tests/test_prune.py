@@ -3,11 +3,10 @@
 import copy
 import json
 import math
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +15,11 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn.bayes import layout
-from bayesrnn.cli import main
 from bayesrnn.prune import SAFE_THRESHOLD, bits_per_weight, kept, prune_run
 from bayesrnn.saving import CONFIG, TENSORS
 from bayesrnn.storage import Damaged
 from bayesrnn.train.checkpoint import read_newest_checkpoint
-from small_runs import small_recipe
+from small_runs import Cli, small_recipe
 
 POSTERIORS: list[br.Posterior] = [
     br.Delta(),
@@ -573,29 +571,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pruning")
     br.train(small_recipe(folder, train={"epochs": 1}), folder / "run", quiet=True)
     return folder / "run"
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run a command in this process."""
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["bayesrnn", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def test_the_command_writes_a_run_that_evaluate_reads(cli: Cli, run: Path, tmp_path: Path) -> None:
