@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.bayes import block as block_module
 from bayesrnn.engine import Replay, products_in
+from bayesrnn.objective import Known
 from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import step as step_module
 from bayesrnn.train.checkpoint import pack_optimizer, unpack_optimizer
@@ -238,11 +239,11 @@ def test_a_kl_asked_for_before_the_forward_gives_the_same_step() -> None:
         torch.manual_seed(3)
         objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
         model.resample()
-        kl = None
+        known = None
         if early:
             with torch.no_grad():
-                kl = model.kl()
-        loss = objective.loss(model, model(x)[0].square().sum(), [x[:4]], 1, kl)
+                known = Known(model.kl(), model.local_kl())
+        loss = objective.loss(model, model(x)[0].square().sum(), [x[:4]], 1, known)
         loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         found.append([loss.error, loss.complexity, *gradients])

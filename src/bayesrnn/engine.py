@@ -97,6 +97,7 @@ class Replay:
         self._inputs = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream(stream.device)
+        random = torch.cuda.default_generators[stream.device.index].get_state()
         try:
             with torch.cuda.graph(graph, stream=stream):
                 self._outputs = self._function(*self._inputs)
@@ -105,8 +106,16 @@ class Replay:
             cause = error.__context__ or error  # ending a recording that failed fails as well
             self.refused = (str(cause).strip() or repr(cause)).splitlines()[0]
             torch.cuda.synchronize(stream.device)
+            self._recover(stream, random)
             return
         self._graph = graph
+
+    def _recover(self, stream: torch.cuda.Stream, random: Tensor) -> None:
+        """After a recording that failed torch's generator still believes to be recorded, and
+        refuses to draw; a recording that succeeds puts that right."""
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            torch.zeros((), device=stream.device)
+        torch.cuda.default_generators[stream.device.index].set_state(random)
 
 
 def _size(shapes: Sequence[torch.Size]) -> int:

@@ -147,6 +147,13 @@ def _can_charge(losses: Tensor, charges: Sequence[Charge]) -> bool:
     return losses.requires_grad and not learns and not in_process_group()
 
 
+class Known(NamedTuple):
+    """The model's `kl()` and `local_kl()` of the present draw."""
+
+    divergence: Tensor
+    local: Tensor | None
+
+
 class FreeEnergy:
     """Turns a batch's summed NLL into a `Loss`, with the share of the KL taken from the loader.
 
@@ -214,11 +221,10 @@ class FreeEnergy:
         nll: Tensor,
         batch: object,
         draws: int = 1,
-        divergence: Tensor | None = None,
+        known: "Known | None" = None,
     ) -> Loss:
         """The same without counting the batch: all of it happens on the device, so that it can be
-        recorded once and replayed (`count` cannot). `divergence` is `model.kl()` of this draw, if
-        that was already asked for."""
+        recorded once and replayed (`count` cannot). `known` is what was already asked for."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
         if not isinstance(inner, Bayesian):
@@ -233,17 +239,18 @@ class FreeEnergy:
             self._error, self._complexity = (
                 total.to(nll.device) for total in (self._error, self._complexity)
             )
+        losses, error = nll.reshape(-1), nll.sum()
         with inner.beside():
-            complexity = share * (inner.kl(self.kl) if divergence is None else divergence)
+            divergence, local = known or Known(inner.kl(self.kl), inner.local_kl())
+            complexity = share * divergence
+            if local is not None:
+                error = error + local
             self._complexity.add_(complexity.detach().double() / draws)
-        losses, charges, error = nll.reshape(-1), inner.charges(), nll.sum()
-        local = inner.local_kl()
-        if local is not None:
-            error = error + local
+            self._error.add_(error.detach().double() / draws)
+        charges = inner.charges()
         loss = Loss(
             error, complexity, share, streams, draws, inner, losses, charges, local, inner.look
         )
-        self._error.add_(loss.error.detach().double() / draws)
         self._defined = inner.has_description_length
         return loss
 

@@ -380,9 +380,7 @@ class Nudged(Gaussian):
     kind: ClassVar[str] = "nudged"
     looks_at_data: ClassVar[bool] = True
 
-    def refine(
-        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
+    def refine(self, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
         return {"eps": noise["eps"] - self.step * gradient}
 
 

@@ -179,7 +179,7 @@ def test_chain_is_the_gradient_through_mean_and_std(posterior: Posterior, size: 
 def test_by_default_a_look_at_the_data_changes_nothing(posterior: Posterior) -> None:
     parameters = start(posterior, 5)
     noise = posterior.noise(parameters, None)
-    refined = posterior.refine(noise, torch.ones(5), None)
+    refined = posterior.refine(posterior.look_noise(noise, None), torch.ones(5))
     assert not posterior.looks_at_data
     assert refined == noise
 

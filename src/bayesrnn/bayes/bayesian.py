@@ -107,8 +107,11 @@ class Bayesian(nn.Module):
 
     def join(self) -> None:
         """Wait for the second stream, on the device."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        stream = self._stream
+        if stream is not None:
+            here = torch.cuda.current_stream(stream.device)
+            stream.wait_stream(here)  # part of a recording, even where nothing ran on it so far
+            here.wait_stream(stream)
         for block in self.each_block():
             block.held.clear()
 
@@ -198,15 +201,19 @@ class Bayesian(nn.Module):
         for block in looking:
             with self._beside_if_late(block):
                 leaves[block] = block.leaves()
+        for block in looking:
+            with self.beside():  # wanted after the look
+                assert block.noise is not None
+                block.noise = block.posterior.look_noise(block.noise, generator)
         gradients = self._gradients_at(leaves, nll)
         bound = min(block.posterior.largest_look for block in looking)
         factor: Tensor | float = 1.0
         if math.isfinite(bound):
-            factor = (bound / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, factor)
-        for block, gradient in zip(looking, gradients, strict=True):
+            every = [g for own in gradients.values() for g in own if g is not None]
+            factor = (bound / (torch.nn.utils.get_total_norm(every) + 1e-6)).clamp(max=1.0)
+        for block, own in gradients.items():
             assert block.noise is not None
-            refined = block.posterior.refine(block.noise, gradient, generator)
+            refined = block.posterior.refine(block.noise, block.gathered(own, factor))
             block.noise = {name: block.kept(value) for name, value in refined.items()}
         self._keep = self._looked = True
         if self.second_order:
@@ -215,8 +222,8 @@ class Bayesian(nn.Module):
 
     def _gradients_at(
         self, leaves: dict[Block, dict[str, Tensor]], nll: Callable[[], Tensor]
-    ) -> list[Tensor]:
-        """The loss's gradient, flat for each block, with these weights in the place of its draw."""
+    ) -> dict[Block, list[Tensor | None]]:
+        """The loss's gradients, a tensor a weight, with these weights in the place of the draws."""
         inputs = [leaf for named in leaves.values() for leaf in named.values()]
         inputs = [leaf for leaf in inputs if leaf.requires_grad]
         kept = self._keep
@@ -231,12 +238,10 @@ class Bayesian(nn.Module):
                 self._leaves = {}
         self._keep = kept
         self.join()
-        gradients = []
+        gradients: dict[Block, list[Tensor | None]] = {}
         for block in leaves:
-            own = [next(found) for _ in block.layout.weights]
-            corners = block.corners(own, block.placement)
-            joined = block.joined(block.parameters_by_name, corners)
-            gradients.append(block.kept(joined.detach()))
+            gradients[block] = [next(found) for _ in block.layout.weights]
+            block.keep_only(gradients[block])
         return gradients
 
     @property
@@ -272,10 +277,11 @@ class Bayesian(nn.Module):
                 leaves = {b: b.leaves_of(phi[b] + sign * r * v[b]) for b in phi}
             ends.append(self._gradients_at(leaves, look.nll))
         with torch.no_grad():
-            for (block, noise), plus, minus in zip(look.noise.items(), *ends, strict=True):
+            for block, noise in look.noise.items():
                 if not block.posterior.second_order:
                     continue
                 parameters = block.parameters_by_name
+                plus, minus = (block.gathered(end[block]) for end in ends)
                 lifted = block.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
                 for name, gradient in block.posterior.chain(parameters, *lifted).items():
                     parameter: nn.Parameter = getattr(block, name)

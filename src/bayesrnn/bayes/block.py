@@ -28,6 +28,7 @@ from bayesrnn.bayes.kl import (
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
 from bayesrnn.bayes.passes import (
     draw_pass,
+    gather_pass,
     gradient_pass,
     local_pass,
     look,
@@ -435,6 +436,30 @@ class Block(nn.Module):
                 for weight, g in zip(self.layout.weights, gradients, strict=True)
             }
         )
+
+    def keep_only(self, gradients: Sequence[Tensor | None]) -> None:
+        """Set to 0 what these gradients of a draw say of pruned weights."""
+        if self.keep is None:
+            return
+        left = self.layout.split(self.keep).values()
+        for corner, keep in zip(self.corners(gradients, self.placement), left, strict=True):
+            if corner is not None:
+                corner.mul_(keep.view(corner.shape))
+
+    @torch.no_grad()
+    def gathered(self, gradients: Sequence[Tensor | None], factor: Tensor | float = 1.0) -> Tensor:
+        """These gradients of a draw, times the factor, in one flat tensor."""
+        flat = torch.empty_like(self.parameters_by_name["loc"], requires_grad=False)
+        for padding in self.layout.pads(flat):
+            padding.zero_()
+        run = self.run(gather_pass)
+        corners = self.corners(gradients, self.placement)
+        for corner, out in zip(corners, self.layout.cut(flat, None), strict=True):
+            if corner is None:
+                out.zero_()
+            else:
+                run(corner, factor, out.view(corner.shape))
+        return flat
 
     def leaves(self) -> dict[str, Tensor]:
         """The draw as tensors that gradients can be taken at, and what is frozen beside them."""

@@ -109,6 +109,11 @@ def gradient_pass(
         outs[name].copy_(value)
 
 
+def gather_pass(gradient: Tensor, factor: Tensor | float, out: Tensor) -> None:
+    """A clipped gradient of the draw into `out`."""
+    out.copy_(widened(gradient) * factor)
+
+
 def viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:
     return {name: tensor.view(shape) for name, tensor in tensors.items()}
 

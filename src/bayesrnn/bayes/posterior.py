@@ -5,7 +5,8 @@ theta = loc + scale * eps, one independent eps a weight. A posterior is a frozen
 dataclass (a recipe's `[posterior]` table is one); the tensors it speaks of live in the block and
 are handed to it, so that the eager path and a compiled one call the very same methods.
 
-Build: the dataclass. State: `init`. Use: `noise`, `draw`, `refine`, `mean`, `std`.
+Build: the dataclass. State: `init`. Use: `noise`, `draw`, `mean`, `std`; with a look at the data
+`look_noise`, `refine`.
 Gradients: `lift` (of theta to that of loc and scale) and `chain` (on to the learnt tensors).
 """
 
@@ -142,9 +143,11 @@ class Posterior(ABC):
         """theta, from the draw phi that does not look at the data."""
         return phi
 
-    def refine(
-        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
+    def look_noise(self, noise: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """The noise, and what else is random in a draw that looks at the data."""
+        return dict(noise)
+
+    def refine(self, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
         """The noise after a look at the batch: `gradient` is that of its mean loss at the draw."""
         return dict(noise)
 
@@ -375,11 +378,11 @@ class Sharpened(Gaussian):
         centre = torch.addcmul(phi, self.rate(parameters), noise["gradient"], value=-1)
         return torch.add(centre, noise["eps0"], alpha=self.sigma0)
 
-    def refine(
-        self, noise: Tensors, gradient: Tensor, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
-        eps0 = fill_normal(torch.empty_like(gradient), generator)
-        return {**noise, "gradient": gradient, "eps0": eps0}
+    def look_noise(self, noise: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return {**noise, "eps0": fill_normal(torch.empty_like(noise["eps"]), generator)}
+
+    def refine(self, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
+        return {**noise, "gradient": gradient}
 
     def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:
         """KL[q(theta | phi, batch) || p(theta | phi)] of two Gaussians of one width, exact."""

@@ -21,7 +21,7 @@ from bayesrnn.data.batching import Batch
 from bayesrnn.engine import Replay, compiled, second_stream
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
-from bayesrnn.objective import FreeEnergy
+from bayesrnn.objective import FreeEnergy, Known
 from bayesrnn.train.settings import TrainSettings
 
 DTYPES: Mapping[str, torch.dtype | None] = {
@@ -228,23 +228,23 @@ class Step:
         with tuned if fast or self.dtype is not None else nullcontext():
             for _ in range(self.draws):  # each from the same state; the last one's is carried on
                 self.model.resample(nll=mean_loss)
-                divergence = self._early_kl()
+                known = self._early_kl()
                 losses, after = self.nll(self.model, batch, state)
-                loss = self.objective.loss(self.model, losses, batch, self.draws, divergence)
+                loss = self.objective.loss(self.model, losses, batch, self.draws, known)
                 loss.backward()
+                self.model.join()
                 total = total + loss.error.detach() / self.draws
-            self.model.join()
         assert isinstance(total, Tensor)
         self.update(total, loss.complexity.detach() / loss.share)
         return after
 
-    def _early_kl(self) -> Tensor | None:
+    def _early_kl(self) -> Known | None:
         """The KL's value beside the forward pass, where there is a stream for it and its gradient
         rides on the loss's. (On a CPU the KL needs what the draw finds on its way.)"""
         if self._stream is None or any(hyper.learnt() for hyper in self.model.each_prior()):
             return None
         with self.model.beside(), torch.no_grad():
-            return self.model.kl(self.objective.kl)
+            return Known(self.model.kl(self.objective.kl), self.model.local_kl())
 
 
 def generator_of(device: torch.device) -> torch.Generator:
