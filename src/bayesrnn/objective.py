@@ -239,10 +239,10 @@ class FreeEnergy:
             self._error, self._complexity = (
                 total.to(nll.device) for total in (self._error, self._complexity)
             )
-        losses, error = nll.reshape(-1), nll.sum()
-        with inner.beside():
+        losses = nll.reshape(-1)
+        with inner.beside():  # what is made out there must be held here until it is waited for
             divergence, local = known or Known(inner.kl(self.kl), inner.local_kl())
-            complexity = share * divergence
+            complexity, error = share * divergence, nll.sum()
             if local is not None:
                 error = error + local
             self._complexity.add_(complexity.detach().double() / draws)
