@@ -167,8 +167,9 @@ def _tensors_of(block: Block, mean_only: bool) -> dict[str, dict[str, Tensor]]:
     for name, (loc, scale) in block.moments().items():
         found[name] = {"loc": loc} if mean_only or scale is None else {"loc": loc, "scale": scale}
     for further in () if mean_only else block.posterior.further:
-        for name, view in block.layout.split(getattr(block, further).detach()).items():
-            found[name][further] = view
+        numbers: Tensor = getattr(block, further).detach()
+        for weight, number in zip(block.layout.weights, numbers.unbind(), strict=True):
+            found[weight.name][further] = number
     if block.keep is not None:
         for name, keep in block.layout.split(block.keep).items():
             if not keep.all():
@@ -186,8 +187,8 @@ def _packed(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     bits = torch.zeros(-(-keep.numel() // 8) * 8, dtype=torch.uint8, device=keep.device)
     bits[: keep.numel()] = keep.flatten()
     packed = (bits.view(-1, 8) << _places(keep.device)).sum(dim=1, dtype=torch.uint8)
-    values = {key: value[keep] for key, value in named.items() if key != "keep"}
-    return {"keep": packed, **values}
+    values = {key: value[keep] for key, value in named.items() if key in ("loc", "scale")}
+    return {**named, **values, "keep": packed}
 
 
 def _unpacked(tensors: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -204,7 +205,7 @@ def _unpacked(tensors: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict
         keep = bits.flatten()[:count].bool()
         dense[f"{name}.keep"] = keep.view(shape)
         left = int(keep.sum())
-        for key in (f"{name}.{part}" for part in _PARTS):
+        for key in (f"{name}.{part}" for part in ("loc", "scale")):
             if key not in tensors:
                 continue
             if tensors[key].shape != (left,):
@@ -215,9 +216,6 @@ def _unpacked(tensors: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict
             dense[key][keep] = tensors[key]
             dense[key] = dense[key].view(shape)
     return dense
-
-
-_PARTS = ("loc", "scale", *(name for cls in POSTERIORS.values() for name in cls.further))
 
 
 def _places(device: torch.device) -> Tensor:
@@ -298,8 +296,8 @@ def _fill(
         for name, value in block.posterior.restore(loc, scale).items():
             getattr(block, name).copy_(value)
         for further in block.posterior.further:
-            named = {w.name: tensors[f"{w.name}.{further}"] for w in block.layout.weights}
-            getattr(block, further).copy_(block.layout.join(named))
+            numbers = [tensors[f"{w.name}.{further}"] for w in block.layout.weights]
+            getattr(block, further).copy_(torch.stack(numbers))
         masks = {w.name: tensors.get(f"{w.name}.keep") for w in block.layout.weights}
         if any(mask is not None for mask in masks.values()):
             whole = block.layout.split(torch.ones_like(loc, dtype=torch.bool))

@@ -264,7 +264,7 @@ class Bayesian(nn.Module):
                 v[block] = torch.zeros_like(phi[block])
                 if block.posterior.second_order:
                     given = v[block] if of_loss is None else of_loss
-                    bent = block.posterior.bend(parameters, noise, given, local)
+                    bent = block.posterior.bend(block.spread(parameters), noise, given, local)
                     v[block] = look.factor * bent
             dtype = next(iter(v.values())).dtype
             length = torch.nn.utils.get_total_norm(list(v.values()))

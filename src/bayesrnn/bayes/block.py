@@ -28,6 +28,7 @@ from bayesrnn.bayes.kl import (
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
 from bayesrnn.bayes.passes import (
     draw_pass,
+    further_pass,
     gather_pass,
     gradient_pass,
     local_pass,
@@ -174,8 +175,9 @@ class _DrawTheta(torch.autograd.Function):
         of_losses = block.corners(gradients, ctx.placement)
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
-            pulled = block.posterior.pull(parameters, noise, block.joined(parameters, of_losses))
-            return None, None, None, *(block.kept(pulled[name]) for name in block.parameter_names)
+            joined = block.joined(parameters, of_losses)
+            pulled = block.collected(block.posterior.pull(block.spread(parameters), noise, joined))
+            return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
         if block.posterior.second_order:
             block.of_loss = block.kept(block.joined(parameters, of_losses))
@@ -257,10 +259,10 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         block: Block = ctx.block
         parameters = block.named(ctx.saved_tensors)
-        found = block.posterior.pull_further(parameters, ctx.noise, None, 1.0)
+        spread = block.spread(parameters)
+        found = block.collected(block.posterior.pull_further(spread, ctx.noise, None, 1.0))
         return None, *(
-            gradients[0] * block.kept(found[name]) if name in found else None
-            for name in block.parameter_names
+            gradients[0] * found[name] if name in found else None for name in block.parameter_names
         )
 
 
@@ -293,6 +295,7 @@ class Block(nn.Module):
         with torch.no_grad():
             loc = self.layout.join(tensors)
             learnt = posterior.init(loc, generator)
+            learnt |= {name: loc.new_zeros(len(weights)) for name in posterior.further}
         self.parameter_names = tuple(learnt)
         for name, value in learnt.items():
             self.register_parameter(name, nn.Parameter(value))
@@ -306,6 +309,21 @@ class Block(nn.Module):
 
     def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.parameter_names, tensors, strict=True))
+
+    def flat(self, parameters: Tensors) -> dict[str, Tensor]:
+        """Without those that hold a number a weight tensor."""
+        return {n: tensor for n, tensor in parameters.items() if n not in self.posterior.further}
+
+    def spread(self, parameters: Tensors) -> dict[str, Tensor]:
+        """All flat: a number a weight tensor is spread over the weights."""
+        numbers = {name: parameters[name] for name in self.posterior.further}
+        return self.flat(parameters) | {n: self.layout.spread(x) for n, x in numbers.items()}
+
+    def collected(self, gradients: Tensors) -> dict[str, Tensor]:
+        """Gradients with respect to what `spread` gave, as those of the learnt tensors."""
+        kept = {name: self.kept(flat) for name, flat in gradients.items()}
+        numbers = {name: kept[name] for name in self.posterior.further if name in kept}
+        return kept | {name: self.layout.sums(flat) for name, flat in numbers.items()}
 
     # --- pruning -------------------------------------------------------------------------------
 
@@ -323,7 +341,7 @@ class Block(nn.Module):
     def prune(self, keep: Tensor) -> None:
         """Leave these weights (flat, bool) and forget the others."""
         self.mask(keep)
-        for tensor in self.parameters_by_name.values():
+        for tensor in self.flat(self.parameters_by_name).values():
             tensor.mul_(keep)
 
     def kept(self, flat: Tensor) -> Tensor:
@@ -534,7 +552,8 @@ class Block(nn.Module):
         value = self.run(value_pass)
         if self.keep is not None:  # weight by weight, so those left can be taken by themselves
             where = self._where()
-            left = {name: widened(flat.detach()[where]) for name, flat in parameters.items()}
+            learnt = self.flat(parameters)
+            left = {name: widened(flat.detach()[where]) for name, flat in learnt.items()}
             random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
             return value(self.posterior, left, random, prior, exact, None, values).to(wide)
         for piece, tensors, noise in self.cut(parameters, charge.noise):
@@ -563,14 +582,17 @@ class Block(nn.Module):
         prior = charge.hyper.prior
         exact = exact_pair(self.posterior, prior, charge.estimator)
         limit = self._limit(parameters["loc"])
-        result = {name: torch.empty_like(value) for name, value in parameters.items()}
+        result = {name: torch.empty_like(flat) for name, flat in self.flat(parameters).items()}
         for flat in result.values():
             for padding in self.layout.pads(flat):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
         of_losses = self._cut_losses(losses, limit)
-        run = self.run(gradient_pass)
+        run, run_further = self.run(gradient_pass), self.run(further_pass)
         starts = self.layout.starts(limit)
+        shared: dict[str, dict[Weight, list[Tensor]]] = {
+            name: {w: [] for w in self.layout.weights} for name in self.posterior.further
+        }
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
@@ -580,21 +602,27 @@ class Block(nn.Module):
                 precision = precision.expand(weight.shape).view(shape)
             elif precision is not None and len(precision.shape) and not reaches:
                 precision = precision[starts[i] : starts[i] + piece.shape[0]]
+            given = viewed(tensors, shape), viewed(noise, shape)
+            of_loss = None if of_loss is None else of_loss.view(shape)
             run(
                 self.posterior,
-                viewed(tensors, shape),
-                viewed(noise, shape),
+                *given,
                 prior,
                 exact,
                 weight.axis,
                 charge.values,
                 precision,
                 charge.weight,
-                charge.local,
-                None if of_loss is None else of_loss.view(shape),
+                of_loss,
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
             )
-        return {name: self.kept(flat) for name, flat in result.items()}
+            if shared:
+                for name, x in run_further(self.posterior, *given, of_loss, charge.local).items():
+                    shared[name][weight].append(x)
+        return {name: self.kept(flat) for name, flat in result.items()} | {
+            name: torch.stack([_sum(parts) for parts in by_weight.values()]).to(parameters[name])
+            for name, by_weight in shared.items()
+        }
 
     def settle_charge(self) -> None:
         """Add the charged KL's gradient by itself, where the loss did not depend on this block."""
@@ -615,7 +643,8 @@ class Block(nn.Module):
         """Each piece with its learnt tensors and its noise, of one dimension and without a graph,
         at least in single precision (so that sums over many half-precision weights hold)."""
         limit = self._limit(parameters["loc"])
-        given = {name: self.layout.cut(flat.detach(), limit) for name, flat in parameters.items()}
+        flats = self.flat(parameters)
+        given = {name: self.layout.cut(flat.detach(), limit) for name, flat in flats.items()}
         random = {name: self.layout.cut(flat, limit) for name, flat in noise.items()}
         if self.keep is not None:
             left = self.layout.cut(self.keep, limit)
@@ -623,6 +652,11 @@ class Block(nn.Module):
                 name: [cut * keep for cut, keep in zip(cuts, left, strict=True)]
                 for name, cuts in given.items()
             }
+        places = {weight.name: place for place, weight in enumerate(self.layout.weights)}
+        for name in self.posterior.further:
+            numbers = parameters[name].detach().unbind()
+            pieces = self.layout.pieces(limit)
+            given[name] = [numbers[places[piece.weight.name]] for piece in pieces]
         for i, piece in enumerate(self.layout.pieces(limit)):
             yield (
                 piece,
@@ -679,6 +713,10 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum()
 
 
 def _same(one: Tensors, other: Tensors) -> bool:

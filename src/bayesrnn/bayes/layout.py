@@ -61,6 +61,15 @@ class Layout:
             for weight, piece in zip(self.weights, pieces, strict=True)
         }
 
+    def spread(self, numbers: Tensor) -> Tensor:
+        """A flat tensor with one of these numbers all over each weight (and its padding)."""
+        lengths = map(sum, zip(self._sizes[::2], self._sizes[1::2], strict=True))
+        return torch.cat([x.expand(n) for x, n in zip(numbers.unbind(), lengths, strict=True)])
+
+    def sums(self, flat: Tensor) -> Tensor:
+        """The sum over each weight."""
+        return torch.stack([piece.sum() for piece in self.split(flat).values()])
+
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat tensor of these named ones; the inverse of `split`, padding zero."""
         pieces: list[Tensor] = []

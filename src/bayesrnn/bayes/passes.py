@@ -85,11 +85,10 @@ def gradient_pass(
     values: Values,
     precision: Tensor | None,
     weight: float,
-    local: float,
     of_loss: Tensor | None,
     outs: Tensors,
 ) -> None:
-    """The loss's gradient and `weight` times the KL's, of the learnt tensors, into `outs`."""
+    """The loss's gradient and `weight` times the KL's, of the flat learnt tensors, into `outs`."""
     draw = look(posterior, tensors, noise)
     if exact is not None and draw.scale is not None:
         d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
@@ -104,9 +103,17 @@ def gradient_pass(
     elif weight != 1.0:
         d_loc = weight * d_loc
         d_scale = None if d_scale is None else weight * d_scale
-    found = posterior.chain(tensors, d_loc, d_scale)
-    for name, value in (found | posterior.pull_further(tensors, noise, of_loss, local)).items():
+    for name, value in posterior.chain(tensors, d_loc, d_scale).items():
         outs[name].copy_(value)
+
+
+def further_pass(
+    posterior: Posterior, tensors: Tensors, noise: Tensors, of_loss: Tensor | None, local: float
+) -> dict[str, Tensor]:
+    """The gradients of the numbers that all these weights share."""
+    of_loss = None if of_loss is None else widened(of_loss)
+    found = posterior.pull_further(tensors, noise, of_loss, local)
+    return {name: value.sum() for name, value in found.items()}
 
 
 def gather_pass(gradient: Tensor, factor: Tensor | float, out: Tensor) -> None:
@@ -115,7 +122,8 @@ def gather_pass(gradient: Tensor, factor: Tensor | float, out: Tensor) -> None:
 
 
 def viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:
-    return {name: tensor.view(shape) for name, tensor in tensors.items()}
+    """In this shape; what all the weights share stays one number."""
+    return {name: t.view(shape) if t.dim() else t for name, t in tensors.items()}
 
 
 def widened(tensor: Tensor) -> Tensor:

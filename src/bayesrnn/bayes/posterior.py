@@ -59,13 +59,15 @@ def fill_normal(out: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class Posterior(ABC):
-    """The methods a block calls. All tensors are flat and of one length."""
+    """The methods a block calls. All tensors are flat and of one length (but see `further`)."""
 
     kind: ClassVar[str]
     looks_at_data: ClassVar[bool] = False
     """Whether `refine` wants the gradient of the batch's loss at the draw (sharpening)."""
     further: ClassVar[tuple[str, ...]] = ()
-    """Learnt tensors that do not show in mean and standard deviation (so they are saved apart)."""
+    """What else is learnt, a number a weight tensor, from 0 on; it does not show in mean and
+    standard deviation (so it is saved apart). The methods see one number, or the numbers spread
+    over the weights."""
     proper: ClassVar[bool] = True
     """Whether q has a density, so that bits can be spent on its weights."""
 
@@ -131,8 +133,8 @@ class Posterior(ABC):
     def pull_further(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
     ) -> dict[str, Tensor]:
-        """The gradient of the `further` tensors: of the loss, and `local` times that of
-        `local_kl`."""
+        """The gradient of the `further` numbers, still to be summed over the weights: of the loss,
+        and `local` times that of `local_kl`."""
         return {}
 
     def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:
@@ -302,12 +304,12 @@ class Sharpened(Gaussian):
     Section 4): theta = phi - eta * g + sigma0 * eps0 (eq. 7), with g the gradient of the batch's
     mean loss at phi.
 
-    `eta` is where eta starts; it is learnt for each weight and stays between 0 and twice that
-    (unbounded, it overshoots). Its natural size is streams * sigma0^2, where a look gains most over
-    what it costs; at twice that, to first order, nothing is gained. 0 keeps it at 0, which leaves
-    weight noise of sigma0. `clip` bounds the norm of g over all weights together (0: off): rare,
-    huge gradients cost a KL of many orders of magnitude, and any function of the batch is a valid
-    centre.
+    `eta` is where eta starts; it is learnt for each weight tensor and stays between 0 and twice
+    that (unbounded, it overshoots). Its natural size is streams * sigma0^2, where a look gains
+    most over what it costs; at twice that, to first order, nothing is gained. 0 keeps it at 0,
+    which leaves weight noise of sigma0. `clip` bounds the norm of g over all weights together
+    (0: off): rare, huge gradients cost a KL of many orders of magnitude, and any function of the
+    batch is a valid centre.
 
     `order` says how phi gets its gradient. "first": g is taken as a constant; a step costs one more
     forward and backward pass than an ordinary one. "second": also through g, whose derivative, the
@@ -366,11 +368,8 @@ class Sharpened(Gaussian):
         return local * eta.square() * noise["gradient"] / self.sigma0**2 - eta * gradient
 
     def rate(self, parameters: Tensors) -> Tensor:
-        """eta of each weight."""
+        """eta, as the numbers it is learnt by are given."""
         return 2 * self.eta * torch.sigmoid(parameters["eta"])
-
-    def init(self, loc: Tensor, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        return super().init(loc, generator) | {"eta": torch.zeros_like(loc)}
 
     def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
         if "gradient" not in noise:  # q(phi) alone
