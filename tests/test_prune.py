@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn.bayes import layout
-from bayesrnn.prune import SAFE_THRESHOLD, bits_per_weight, kept, prune_run
+from bayesrnn.prune import SAFE_THRESHOLD, bits_per_weight, kept
+from bayesrnn.pruned_run import prune_run
 from bayesrnn.saving import CONFIG, TENSORS
 from bayesrnn.storage import Damaged
 from bayesrnn.train.checkpoint import read_newest_checkpoint

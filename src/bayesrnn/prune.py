@@ -3,30 +3,35 @@
 A weight whose mean is small beside its standard deviation can be set to 0 at little cost: its
 density there is close to the highest it has. What is pruned stays exactly 0, in the mean, in every
 draw and in further training, whatever the optimiser; the KL is that of the weights left.
+
+What it does to a run is in pruned_run.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite, log
-from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian, Delta
+from bayesrnn.bayes import Bayesian
 from bayesrnn.bayes.block import Block
-from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save
-from bayesrnn.train.loop import train
-from bayesrnn.train.run import Run
-from bayesrnn.train.schedule import learning_rate
+from bayesrnn.errors import require
 
 SAFE_THRESHOLD = (2 * log(2**0.5)) ** 0.5
 """Graves' rule of thumb, 0.83 (eq. 20): a weight pruned below it is, at 0, no less probable than an
 average draw of it."""
+
+PAPER_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Those of Graves' Table 2."""
+
+Ranking = Literal["snr", "magnitude"]
+"""What weights are pruned by. "snr" is the signal to noise |mean| / standard deviation; Graves'
+density at 0 beside that at the mode (eq. 19), and Laplace's estimate of what the free energy rises
+by, mean^2 / (2 standard deviation^2), rank alike."""
 
 Masks = dict[Block, dict[str, Tensor]]
 
@@ -58,84 +63,134 @@ def _noise(scale: Tensor) -> Tensor:
     return scale.where(scale > 0, 1.0)
 
 
+def _order_by(model: Bayesian, by: Ranking) -> dict[str, Tensor]:
+    """What weights are ranked by, lowest first to go; -1 where it was pruned, so that it goes
+    first."""
+    if by == "snr":
+        values = signal_to_noise(model)
+    else:
+        values = {name: loc.abs() for name, (loc, _) in model.moments().items()}
+    left = kept(model)
+    return {name: value.where(left[name], -1.0) for name, value in values.items()}
+
+
 def prune(
     model: Bayesian,
     fraction: float | None = None,
     threshold: float | None = None,
     per_tensor: bool = False,
+    by: Ranking = "snr",
 ) -> None:
     """Set the weights of lowest signal to noise to 0 for good.
 
     Either a `fraction` of all weights (those pruned before count among them), or all whose signal
     to noise is below the `threshold` (`SAFE_THRESHOLD`, say). With `per_tensor` the fraction is of
-    each tensor, not of all together.
+    each tensor, not of all together; `by` "magnitude" ranks by |mean| alone.
     """
-    for block, masks in choose(model, fraction, threshold, per_tensor).items():
+    for block, masks in choose(model, fraction, threshold, per_tensor, by).items():
         block.prune(block.layout.join(masks))
 
 
-@torch.no_grad()
 def choose(
     model: Bayesian,
     fraction: float | None = None,
     threshold: float | None = None,
     per_tensor: bool = False,
+    by: Ranking = "snr",
 ) -> Masks:
     """Which weights `prune` would leave: True for those, by block and name."""
+    fractions = [] if fraction is None else [fraction]
+    thresholds = [] if threshold is None else [threshold]
     require(
         (
-            (fraction is None) != (threshold is None),
+            len(fractions) + len(thresholds) == 1,
             "fraction",
             "or a threshold must be given, and not both",
+        )
+    )
+    return next(_choices(model, fractions, thresholds, per_tensor, by))
+
+
+@torch.no_grad()
+def _choices(
+    model: Bayesian,
+    fractions: Sequence[float],
+    thresholds: Sequence[float],
+    per_tensor: bool,
+    by: Ranking,
+) -> Iterator[Masks]:
+    """What each fraction, and then each threshold, would leave; the weights are sorted once."""
+    require(
+        (
+            by in get_args(Ranking),
+            "by",
+            f"must be one of {', '.join(get_args(Ranking))}, got {by!r}",
+        ),
+        *(
+            (0 <= fraction <= 1, "fraction", f"must be between 0 and 1, got {fraction}")
+            for fraction in fractions
+        ),
+        *(
+            (
+                threshold >= 0 and isfinite(threshold),
+                "threshold",
+                f"must be a finite number, 0 or above, got {threshold}",
+            )
+            for threshold in thresholds
         ),
         (
-            fraction is None or 0 <= fraction <= 1,
-            "fraction",
-            f"must be between 0 and 1, got {fraction}",
-        ),
-        (
-            threshold is None or (threshold >= 0 and isfinite(threshold)),
+            not thresholds or (by == "snr" and not per_tensor),
             "threshold",
-            f"must be a finite number, 0 or above, got {threshold}",
+            "is of the signal to noise, the same for all tensors: leave out by and per_tensor",
         ),
     )
-    ratios, left = signal_to_noise(model), kept(model)
-    ratios = {name: ratio.where(left[name], -1.0) for name, ratio in ratios.items()}
-    if fraction is None:
-        assert threshold is not None
-        keep = {name: ratio >= threshold for name, ratio in ratios.items()}
-    elif per_tensor:
-        keep = {name: _highest([ratio], fraction)[0] for name, ratio in ratios.items()}
-    else:
-        _check_comparable(model)
-        keep = dict(zip(ratios, _highest(list(ratios.values()), fraction), strict=True))
-    return {
-        block: {w.name: keep[w.name] & left[w.name] for w in block.layout.weights}
-        for block in model.each_block()
-    }
+    values, left = _order_by(model, by), kept(model)
 
+    def masks(keep: dict[str, Tensor]) -> Masks:
+        return {
+            block: {w.name: keep[w.name] & left[w.name] for w in block.layout.weights}
+            for block in model.each_block()
+        }
 
-def _highest(ratios: list[Tensor], fraction: float) -> list[Tensor]:
-    """True but for the lowest `fraction` of them all; among equals the first go first."""
-    flat = torch.cat([ratio.reshape(-1).cpu() for ratio in ratios])
-    keep = torch.ones(len(flat), dtype=torch.bool)
-    keep[flat.argsort(stable=True)[: round(fraction * len(flat))]] = False
-    parts = keep.split([ratio.numel() for ratio in ratios])
-    return [p.view(r.shape).to(r.device) for p, r in zip(parts, ratios, strict=True)]
-
-
-def _check_comparable(model: Bayesian) -> None:
-    points = {block.posterior.std(block.parameters_by_name) is None for block in model.each_block()}
-    if len(points) > 1:
-        raise Invalid(
-            [
-                (
-                    "per_tensor",
-                    "must be set: some weights are points, which have no signal to noise to rank "
-                    "beside the others'",
-                )
-            ]
+    if fractions and per_tensor:
+        places = {name: _places([value])[0] for name, value in values.items()}
+    elif fractions:
+        _check_comparable(model, by)
+        places = dict(zip(values, _places(list(values.values())), strict=True))
+    total = sum(value.numel() for value in values.values())
+    for fraction in fractions:
+        yield masks(
+            {
+                name: place >= round(fraction * (place.numel() if per_tensor else total))
+                for name, place in places.items()
+            }
         )
+    for threshold in thresholds:
+        yield masks({name: value >= threshold for name, value in values.items()})
+
+
+def _places(values: list[Tensor]) -> list[Tensor]:
+    """Each one's place among them all, lowest first; among equals the first come first."""
+    device = values[0].device
+    flat = torch.cat([value.reshape(-1).to(device) for value in values])
+    places = torch.empty_like(flat, dtype=torch.int64)
+    places[flat.argsort(stable=True)] = torch.arange(len(flat), device=device)
+    parts = places.split([value.numel() for value in values])
+    return [p.view(v.shape).to(v.device) for p, v in zip(parts, values, strict=True)]
+
+
+def _check_comparable(model: Bayesian, by: Ranking) -> None:
+    if by != "snr":
+        return
+    points = {block.posterior.std(block.parameters_by_name) is None for block in model.each_block()}
+    require(
+        (
+            len(points) == 1,
+            "per_tensor",
+            "must be set: some weights are points, which have no signal to noise to rank beside "
+            "the others'",
+        )
+    )
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -143,35 +198,60 @@ def _check_comparable(model: Bayesian) -> None:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A row of Graves' Table 2: how many weights are left, the same in percent, the error then,
-    and the mean bits of a weight left (None where it has no description length)."""
+    """A row of Graves' Table 2: the part pruned, how many weights are left, the same in percent,
+    the error then, and the mean bits of a weight left (None where it has no description length).
+
+    `threshold` is the one it was pruned by, None where that was the fraction. `retrained` is the
+    error after `retrain_epochs` more epochs; the bits are those of then.
+    """
 
     fraction: float
     weights: int
     percent: float
     error: float
     bits_per_weight: float | None
+    threshold: float | None = None
+    retrained: float | None = None
+    retrain_epochs: int = 0
+
+
+FRACTIONS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 def pruning_curve(
     model: Bayesian,
     score: Callable[[Bayesian], float],
-    fractions: Iterable[float] = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95),
+    fractions: Iterable[float] | None = None,
     per_tensor: bool = False,
     generator: torch.Generator | None = None,
+    thresholds: Iterable[float] | None = None,
+    by: Ranking = "snr",
+    advance: Callable[[Pruned], None] | None = None,
 ) -> list[Pruned]:
-    """What `score` says of the model with each fraction pruned; the model is left as it was.
+    """What `score` says of the model with each fraction pruned, or with each threshold; the model
+    is left as it was.
 
     `score` gets the pruned model: the perplexity of a text or the error on a test set, say. The
-    bits are exact where the KL is, otherwise of one draw.
+    bits are exact where the KL is, otherwise of one draw. Without fractions and thresholds it
+    takes `FRACTIONS`. `advance` is told each point as soon as it is there.
     """
+    if fractions is None and thresholds is None:
+        fractions = FRACTIONS
+    given, limits = list(fractions or ()), list(thresholds or ())
     total = sum(block.layout.count for block in model.each_block())
-    rows = []
-    for fraction in fractions:
-        with _pruned(model, choose(model, fraction, None, per_tensor)):
+    wanted: list[tuple[float | None, float | None]] = [(fraction, None) for fraction in given]
+    wanted += [(None, limit) for limit in limits]
+    rows: list[Pruned] = []
+    choices = _choices(model, given, limits, per_tensor, by)
+    for (fraction, limit), masks in zip(wanted, choices, strict=True):
+        with _pruned(model, masks):
             left = model.weight_count
+            part = 1 - left / total if fraction is None else fraction
             bits = bits_per_weight(model, generator)
-            rows.append(Pruned(fraction, left, 100 * left / total, float(score(model)), bits))
+            error = float(score(model))
+        rows.append(Pruned(part, left, 100 * left / total, error, bits, limit))
+        if advance is not None:
+            advance(rows[-1])
     return rows
 
 
@@ -198,6 +278,9 @@ def _pruned(model: Bayesian, masks: Masks) -> Iterator[None]:
             block.noise = noise
 
 
+# --- rows and units that died -----------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Dead:
     """The rows and columns of a matrix in which every weight was pruned."""
@@ -220,6 +303,87 @@ def dead_units(model: Bayesian) -> dict[str, Dead]:
     return found
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """What is left of a drawn matrix."""
+
+    name: str
+    weights: int
+    left: int
+    rows: int
+    dead_rows: int
+    columns: int
+    dead_columns: int
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is left of a recurrent layer: of `units`, how many nothing enters any more (but a bias),
+    how many tell their own layer nothing, and how many have a gate that nothing enters, by gate."""
+
+    layer: str
+    units: int
+    unfed: int
+    unheard: int
+    unfed_gates: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Rows, columns and units that died, matrix by matrix and layer by layer."""
+
+    matrices: tuple[Matrix, ...]
+    layers: tuple[Units, ...]
+
+
+GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new"), 1: ("unit",)}
+"""By how many there are, in the order of nn.LSTM, nn.GRU and nn.RNN."""
+
+
+def structure(model: Bayesian) -> Structure:
+    """What pruning has left of a model's matrices and recurrent layers."""
+    masks, dead = kept(model), dead_units(model)
+    matrices = [
+        Matrix(
+            name,
+            masks[name].numel(),
+            int(masks[name].sum()),
+            masks[name].shape[0],
+            len(gone.rows),
+            masks[name].shape[1],
+            len(gone.columns),
+        )
+        for name, gone in dead.items()
+    ]
+    names = (re.fullmatch(r"(.*)weight_hh_(l\d+(_reverse)?)", name) for name in dead)
+    layers = [
+        _units(masks, match[1], match[2])
+        for match in names
+        if match and _gates(masks[match[0]]) in GATES  # else it has projections
+    ]
+    return Structure(tuple(matrices), tuple(layers))
+
+
+def _gates(keep: Tensor) -> float:
+    """Of a recurrent matrix [gates x units, units]."""
+    return keep.shape[0] / keep.shape[1]
+
+
+def _units(masks: dict[str, Tensor], path: str, layer: str) -> Units:
+    inner = masks[f"{path}weight_hh_{layer}"]  # [gates x units, units]
+    outer = masks.get(f"{path}weight_ih_{layer}")
+    fed = inner.any(dim=1) | (outer.any(dim=1) if outer is not None else True)
+    units = inner.shape[1]
+    gates = fed.view(-1, units)
+    return Units(
+        f"{path}{layer}",
+        units,
+        int((~gates.any(dim=0)).sum()),
+        int((~inner.any(dim=0)).sum()),
+        {name: int((~gate).sum()) for name, gate in zip(GATES[len(gates)], gates, strict=True)},
+    )
+
+
 def kept(model: Bayesian) -> dict[str, Tensor]:
     """True for each drawn weight that is left, by name."""
     found: dict[str, Tensor] = {}
@@ -228,99 +392,3 @@ def kept(model: Bayesian) -> dict[str, Tensor]:
         keep = torch.ones_like(loc, dtype=torch.bool) if block.keep is None else block.keep
         found |= block.layout.split(keep)
     return found
-
-
-# --- a run ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PrunedRun:
-    """What `prune_run` has left: of the weights, and of the file (`dense_bytes`: all the means)."""
-
-    all_weights: int
-    weights: int
-    percent: float
-    bits_per_weight: float | None
-    dead_rows: int
-    dead_columns: int
-    file_bytes: int
-    dense_bytes: int
-    file_ratio: float
-    epochs: list[dict[str, Any]]
-    """The figures of each epoch of retraining."""
-
-
-def prune_run(
-    run: Path,
-    out: Path,
-    fraction: float | None = None,
-    threshold: float | None = None,
-    per_tensor: bool = False,
-    retrain: int = 0,
-    scale: bool = False,
-    data: str = "",
-    quiet: bool = False,
-) -> PrunedRun:
-    """Prune a run's model into a new run, smaller on disk: means alone, unless `scale` is set.
-
-    `retrain` is for how many epochs to train what is left, at the rate the run ended with.
-    """
-    target = Run(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; choose another --out")
-    recipe = read_recipe(run / "recipe.toml") if (run / "recipe.toml").exists() else None
-    model = load(run)
-    assert recipe is not None  # `load` has said so where there is none
-    if retrain:
-        recipe = _retraining(run, recipe, model, retrain)
-    if data:
-        recipe = replace(recipe, data=replace(recipe.data, path=str(Path(data).resolve())))
-    prune(model, fraction, threshold, per_tensor)
-    with target.locked():
-        target.prepare(recipe, fresh=False)
-        if has_vocabulary(recipe):
-            load_vocabulary(run).save(target.vocabulary)
-        if not retrain:
-            save(model, target.model, mean_only=not scale)
-    epochs: list[dict[str, Any]] = []
-    if retrain:
-        epochs = train(recipe, out, quiet=quiet, start=model).epochs
-        if not scale:
-            save(model, target.model, mean_only=True)
-    total = sum(block.layout.count for block in model.each_block())
-    dead = dead_units(model).values()
-    size = (target.model / TENSORS).stat().st_size
-    dense = _dense_bytes(model)
-    return PrunedRun(
-        total,
-        model.weight_count,
-        100 * model.weight_count / total,
-        bits_per_weight(model, torch.Generator(next(model.parameters()).device).manual_seed(1)),
-        sum(len(d.rows) for d in dead),
-        sum(len(d.columns) for d in dead),
-        size,
-        dense,
-        size / dense,
-        epochs,
-    )
-
-
-def _retraining(run: Path, recipe: Recipe, model: Bayesian, epochs: int) -> Recipe:
-    """The run's recipe for some more epochs, at the rate its last one had."""
-    given = recipe.posterior
-    named = [given] if not isinstance(given, Mapping) else list(given.values())
-    points = all(isinstance(block.posterior, Delta) for block in model.each_block())
-    if points and not any(isinstance(posterior, Delta) for posterior in named):
-        raise UserError(
-            f"{run} holds means alone, so it cannot be retrained; prune it with --scale"
-        )
-    old = recipe.train
-    lr = learning_rate(old.epochs - 1, old.lr, old.decay, old.decay_after)
-    new = replace(old, epochs=epochs, lr=lr, decay=1.0, decay_after=0, max_steps=0)
-    return replace(recipe, train=new)
-
-
-def _dense_bytes(model: Bayesian) -> int:
-    """Of all means and all other tensors, without a file's head."""
-    means = [loc for loc, _ in model.moments().values()]
-    return sum(t.numel() * t.element_size() for t in (*means, *model.module.state_dict().values()))

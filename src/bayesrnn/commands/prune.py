@@ -2,18 +2,25 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
-from bayesrnn.commands.options import AsJson, Data, Quiet, RunFolder
-from bayesrnn.commands.tables import show
-from bayesrnn.prune import prune_run
+from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder
+from bayesrnn.commands.tables import show, shown
+from bayesrnn.prune import Pruned, Ranking, Structure
+from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
 
 
 def prune(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="The folder of the pruned run, a new one.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the pruned run, a new one; of several, for a curve."),
+    ] = None,
     fraction: Annotated[
         float | None, typer.Option(min=0, max=1, help="Prune this part of all weights.")
     ] = None,
@@ -21,32 +28,163 @@ def prune(
         float | None,
         typer.Option(min=0, help="Prune below this signal to noise (0.83 is a rule of thumb)."),
     ] = None,
+    curve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F,F,...", help="What each of these fractions costs; nothing is written."
+        ),
+    ] = None,
+    thresholds: Annotated[
+        str | None,
+        typer.Option(metavar="L,L,...", help="What each of these thresholds costs, likewise."),
+    ] = None,
+    by: Annotated[
+        Ranking, typer.Option(help="Rank by signal to noise, or by the mean's size alone.")
+    ] = "snr",
     per_tensor: Annotated[
         bool, typer.Option("--per-tensor", help="The fraction of each tensor, not of all together.")
     ] = False,
+    split: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option(help="What a curve is of (default: what training validated on)."),
+    ] = None,
+    streams: Annotated[
+        int | None, typer.Option(min=1, help="For a curve, read a text as this many streams.")
+    ] = None,
     retrain: Annotated[
         int, typer.Option(min=0, metavar="EPOCHS", help="Train what is left for so many epochs.")
     ] = 0,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The rate to start retraining at (default: a tenth of the recipe's first, or its "
+            "last where that is more); it falls to the recipe's last."
+        ),
+    ] = None,
     scale: Annotated[
         bool, typer.Option("--scale", help="Keep the scales too, so that weights can be drawn.")
     ] = False,
     data: Data = "",
+    device: Device = "auto",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set the weights of lowest signal to noise to 0, for a smaller file that evaluate reads.
+    """Set the weights of lowest signal to noise to 0, for a smaller file that evaluate reads; or
+    say what that would cost.
+
+    bayesrnn prune runs/ptb --curve 0,0.5,0.7,0.8,0.9
 
     bayesrnn prune runs/ptb --fraction 0.8 --out runs/ptb-small
 
     bayesrnn prune runs/ptb --threshold 0.83 --retrain 5 --scale --out runs/ptb-small
+
+    bayesrnn prune runs/ptb --thresholds 0,0.1,0.5,1,2 --retrain 5 --out runs/ptb-table
     """
-    if (fraction is None) == (threshold is None):
-        raise typer.BadParameter("give either --fraction or --threshold")
-    if threshold is not None and per_tensor:
-        raise typer.BadParameter("--per-tensor is of --fraction; a threshold is the same for all")
-    found = prune_run(run, out, fraction, threshold, per_tensor, retrain, scale, data, quiet)
-    figures = {"run": str(run), "out": str(out), **asdict(found)}
+    given = [fraction, threshold, curve, thresholds]
+    if sum(value is not None for value in given) != 1:
+        raise typer.BadParameter(
+            "give one of --fraction, --threshold, --curve (of fractions) and --thresholds"
+        )
+    if (threshold is not None or thresholds is not None) and (per_tensor or by != "snr"):
+        raise typer.BadParameter(
+            "a threshold is of the signal to noise, the same for all tensors: leave out "
+            "--per-tensor and --by"
+        )
+    if lr is not None and not retrain:
+        raise typer.BadParameter("--lr is of --retrain; give that too")
+    several = curve is not None or thresholds is not None
+    if not several and (split is not None or streams is not None):
+        raise typer.BadParameter("--split and --streams are of --curve and --thresholds")
+    if out is None and (retrain or not several):
+        raise typer.BadParameter("--out is needed, to write to")
+    if out is not None and several and not retrain:
+        raise typer.BadParameter("a curve writes nothing without --retrain; leave out --out")
+    if several and scale:
+        raise typer.BadParameter("--scale is of --fraction and --threshold; a curve keeps scales")
+    if several:
+        fractions = None if curve is None else _numbers("--curve", curve)
+        limits = None if thresholds is None else _numbers("--thresholds", thresholds)
+        console = Console(stderr=True)
+        hidden = quiet or bool(retrain) or not console.is_terminal
+        with Progress(console=console, transient=True, disable=hidden) as bar:
+            line = bar.add_task("pruning", total=len(fractions or limits or ()))
+
+            def advance(_: Pruned) -> None:
+                bar.advance(line)
+
+            found = run_curve(
+                run,
+                fractions,
+                limits,
+                split,
+                streams,
+                per_tensor,
+                by,
+                retrain,
+                lr,
+                out,
+                data,
+                device,
+                quiet,
+                advance,
+            )
+        _show_curve(run, found, bool(retrain), as_json)
+        return
+    assert out is not None
+    done = prune_run(
+        run, out, fraction, threshold, per_tensor, retrain, scale, data, quiet, by, lr, device
+    )
+    figures: dict[str, Any] = {"run": str(run), "out": str(out), **asdict(done)}
     if not as_json:
         epochs = figures.pop("epochs")
+        del figures["structure"]
         figures |= {k: v for k, v in (epochs[-1] if epochs else {}).items() if "valid" in k}
     show(figures, "pruning", as_json)
+    if not as_json:
+        _show_structure(done.structure)
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{flag} takes numbers with commas, got {text!r}") from error
+
+
+def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> None:
+    if as_json:
+        show({"run": str(run), **asdict(found)}, "", as_json)
+        return
+    by_threshold = any(point.threshold is not None for point in found.points)
+    name = found.figure.replace("_", " ")
+    names = ["threshold"] if by_threshold else []
+    names += ["pruned", "weights left", "percent", name]
+    names += [f"{name} retrained", "epochs"] if retrained else []
+    table = Table(*names, "bits a weight", title=f"{run}, pruned")
+    for point in found.points:
+        row = [f"{point.threshold:g}"] if by_threshold else []
+        row += [f"{100 * point.fraction:.1f} %", f"{point.weights:,}", f"{point.percent:.1f}"]
+        row += [shown(point.error)]
+        row += [shown(point.retrained), str(point.retrain_epochs)] if retrained else []
+        table.add_row(*row, shown(point.bits_per_weight))
+    Console().print(table)
+
+
+def _show_structure(found: Structure) -> None:
+    """The matrices, and the recurrent layers by gate."""
+    table = Table("weight", "left", "of", "dead rows", "of", "dead columns", "of", title="matrices")
+    for m in found.matrices:
+        cells = (m.left, m.weights, m.dead_rows, m.rows, m.dead_columns, m.columns)
+        table.add_row(m.name, *(f"{cell:,}" for cell in cells))
+    Console().print(table)
+    if not found.layers:
+        return
+    gates = list(dict.fromkeys(gate for layer in found.layers for gate in layer.unfed_gates))
+    names = [f"no input to {gate}" for gate in gates]
+    table = Table(
+        "layer", "units", "no input at all", "not heard inside", *names, title="recurrent units"
+    )
+    for layer in found.layers:
+        by_gate = [str(layer.unfed_gates.get(gate, "-")) for gate in gates]
+        table.add_row(layer.layer, str(layer.units), str(layer.unfed), str(layer.unheard), *by_gate)
+    Console().print(table)

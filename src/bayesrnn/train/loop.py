@@ -65,6 +65,8 @@ def train(
             task.vocabulary.save(run.vocabulary)
         trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
+            if start is not None and trainer.step == 0:
+                trainer.save()  # the recipe alone cannot make it again
             with products_in(recipe.train.precision):
                 return trainer.run_to_end()
         finally:

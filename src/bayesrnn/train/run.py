@@ -31,6 +31,7 @@ class Run:
         self.log = path / "log.txt"
         self.lock = path / ".lock"
         self.tensorboard = path / "tensorboard"
+        self.pruning = path / "pruning.json"  # of a pruned run: what it was made from, and how
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,7 +101,7 @@ class Run:
         """Remove what a run writes, and nothing else."""
         for path in (self.checkpoints, self.model, self.tensorboard):
             shutil.rmtree(path, ignore_errors=True)
-        for path in (self.metrics, self.log, self.vocabulary, self.recipe):
+        for path in (self.metrics, self.log, self.vocabulary, self.pruning, self.recipe):
             path.unlink(missing_ok=True)
 
 

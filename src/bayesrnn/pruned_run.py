@@ -1,0 +1,309 @@
+"""Runs that are pruned: a smaller run, its retraining, and what pruning costs a run.
+
+A pruned run is a run like any other. `pruning.json` in its folder says what it was made from and
+how, so that the same command goes on with it where it was interrupted.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bayesrnn.bayes import Bayesian, Delta
+from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate import evaluate_labelled, evaluate_text
+from bayesrnn.files import write_atomic
+from bayesrnn.prune import (
+    Pruned,
+    Ranking,
+    Structure,
+    bits_per_weight,
+    prune,
+    pruning_curve,
+    structure,
+)
+from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save
+from bayesrnn.train.loop import Outcome, choose_device, train
+from bayesrnn.train.run import Run
+from bayesrnn.train.schedule import learning_rate
+from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
+
+# --- one pruned run ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrunedRun:
+    """What `prune_run` has left: of the weights, and of the file (`dense_bytes`: all the means)."""
+
+    all_weights: int
+    weights: int
+    percent: float
+    bits_per_weight: float | None
+    file_bytes: int
+    dense_bytes: int
+    file_ratio: float
+    structure: Structure
+    finished: bool
+    """False where retraining was interrupted; the same call goes on with it."""
+    epochs: list[dict[str, Any]]
+    """The figures of each epoch of retraining."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """How a run is pruned: see `prune`; for how many epochs to `retrain`, from which rate on (None:
+    see `retraining`); whether the scales are kept."""
+
+    fraction: float | None = None
+    threshold: float | None = None
+    per_tensor: bool = False
+    by: Ranking = "snr"
+    retrain: int = 0
+    lr: float | None = None
+    scale: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            (self.retrain >= 0, "retrain", f"must be 0 or above, got {self.retrain}"),
+            (self.lr is None or self.lr > 0, "lr", f"must be above 0, got {self.lr}"),
+            (self.lr is None or self.retrain > 0, "lr", "is of retraining: set retrain too"),
+        )
+
+
+def prune_run(
+    run: Path,
+    out: Path,
+    fraction: float | None = None,
+    threshold: float | None = None,
+    per_tensor: bool = False,
+    retrain: int = 0,
+    scale: bool = False,
+    data: str = "",
+    quiet: bool = False,
+    by: Ranking = "snr",
+    lr: float | None = None,
+    device: str = "auto",
+) -> PrunedRun:
+    """Prune a run's model into a new run, smaller on disk: means alone, unless `scale` is set.
+
+    `retrain` is for how many epochs to train what is left (see `retraining`). Where that was
+    interrupted, the same call goes on with it.
+    """
+    how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
+    model, outcome = _prune_into(run, out, how, data, quiet, device)
+    total = sum(block.layout.count for block in model.each_block())
+    size, dense = (out / "model" / TENSORS).stat().st_size, _dense_bytes(model)
+    return PrunedRun(
+        total,
+        model.weight_count,
+        100 * model.weight_count / total,
+        bits_per_weight(model, _draws(model)),
+        size,
+        dense,
+        size / dense,
+        structure(model),
+        outcome is None or outcome.finished,
+        [] if outcome is None else outcome.epochs,
+    )
+
+
+def _prune_into(
+    run: Path, out: Path, how: Pruning, data: str, quiet: bool, device: str
+) -> tuple[Bayesian, Outcome | None]:
+    """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
+    target = Run(out)
+    made = {"run": str(run.resolve()), **asdict(how)}
+    goes_on = _check_folder(out, made)
+    model = load(run)
+    recipe = read_recipe(run / "recipe.toml")
+    if how.retrain:
+        recipe = retraining(recipe, how.retrain, how.lr)
+        _check_retrainable(run, recipe, model)
+        if device != "auto":
+            recipe = replace(recipe, train=replace(recipe.train, device=device))
+    if data:
+        recipe = replace(recipe, data=replace(recipe.data, path=str(Path(data).resolve())))
+    prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
+    with target.locked():
+        target.prepare(recipe, fresh=False)
+        if has_vocabulary(recipe):
+            load_vocabulary(run).save(target.vocabulary)
+        if not goes_on:
+            save(model, target.model, mean_only=not how.scale)
+        write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
+    if not how.retrain:
+        return model, None
+    outcome = train(recipe, out, quiet=quiet, start=model)
+    if outcome.finished and not how.scale:
+        save(model, target.model, mean_only=True)
+    return model, outcome
+
+
+def _check_folder(out: Path, made: Mapping[str, Any]) -> bool:
+    """Whether the folder holds this very pruning already, to go on with; refused if it is another's
+    or no pruning at all."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    try:
+        found = json.loads((out / "pruning.json").read_text())
+    except (OSError, ValueError):
+        found = None
+    if found == made and made["retrain"]:
+        return True
+    if isinstance(found, dict) and found != made:
+        keys = [key for key in made if found.get(key) != made[key]]
+        other = f"{keys[0]} is {found.get(keys[0])!r} there and {made[keys[0]]!r} here"
+        raise UserError(f"{out} holds another pruning: {other}; choose another --out")
+    raise UserError(f"{out} exists and is not empty; choose another --out")
+
+
+def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
+    """The recipe for some more epochs of what is left.
+
+    The rate falls evenly (by one factor an epoch) from `lr` to the one the recipe ended with.
+    Without `lr` it starts at a tenth of the recipe's first one, or at its last where that is more.
+    """
+    old = recipe.train
+    last = learning_rate(old.epochs - 1, old.lr, old.decay, old.decay_after)
+    first = max(last, old.lr / 10) if lr is None else lr
+    decay = min(1.0, last / first) ** (1 / (epochs - 1)) if epochs > 1 else 1.0
+    new = replace(old, epochs=epochs, lr=first, decay=decay, decay_after=1, max_steps=0)
+    return replace(recipe, train=new)
+
+
+def _check_retrainable(run: Path, recipe: Recipe, model: Bayesian) -> None:
+    given = recipe.posterior
+    named = [given] if not isinstance(given, Mapping) else list(given.values())
+    points = all(isinstance(block.posterior, Delta) for block in model.each_block())
+    if points and not any(isinstance(posterior, Delta) for posterior in named):
+        raise UserError(
+            f"{run} holds means alone, so it cannot be retrained; prune it with --scale"
+        )
+
+
+def _draws(model: Bayesian) -> torch.Generator:
+    """Of the draw that bits are counted at, where they are not exact."""
+    return torch.Generator(next(model.parameters()).device).manual_seed(1)
+
+
+def _dense_bytes(model: Bayesian) -> int:
+    """Of all means and all other tensors, without a file's head."""
+    means = [loc for loc, _ in model.moments().values()]
+    return sum(t.numel() * t.element_size() for t in (*means, *model.module.state_dict().values()))
+
+
+# --- what pruning costs a run -----------------------------------------------------------------
+
+
+class Figure(NamedTuple):
+    """A task's figure of a split: "valid_perplexity", say; the lower, the better."""
+
+    name: str
+    of: Callable[[Bayesian], float]
+
+
+def watched_figure(task: Task, split: str | None = None, streams: int | None = None) -> Figure:
+    """The figure a task's training watches, by the posterior mean; of another split where one is
+    given. A text is read as so many `streams`."""
+    if split is None and streams is None:
+        return Figure(task.watched, lambda model: task.validate(model)[task.watched])
+    if isinstance(task, LanguageTask):
+        text = task.stream(split or "valid", streams or 1)
+        name = f"{split or 'valid'}_perplexity"
+        return Figure(name, lambda model: evaluate_text(model, text).perplexity)
+    if isinstance(task, LabelledTask) and streams is None:
+        assert split is not None
+        examples, output = task.examples(split), task.output
+        error = task.watched.partition("_")[2]
+
+        def score(model: Bayesian) -> float:
+            return evaluate_labelled(model, examples, output)[0].scores[error]
+
+        return Figure(f"{split}_{error}", score)
+    key = "streams" if streams is not None else "split"
+    raise UserError(f"--{key} is not for this run's data; leave it out")
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """A run's figure (its name: "valid_perplexity", say) at each fraction or threshold."""
+
+    figure: str
+    points: tuple[Pruned, ...]
+
+
+def run_curve(
+    run: Path,
+    fractions: Sequence[float] | None = None,
+    thresholds: Sequence[float] | None = None,
+    split: str | None = None,
+    streams: int | None = None,
+    per_tensor: bool = False,
+    by: Ranking = "snr",
+    retrain: int = 0,
+    lr: float | None = None,
+    out: Path | None = None,
+    data: str = "",
+    device: str = "auto",
+    quiet: bool = True,
+    advance: Callable[[Pruned], None] | None = None,
+) -> RunCurve:
+    """The figure that the run's training watched, at each fraction or threshold pruned.
+
+    With `retrain` each pruned network is retrained too, into a folder of its own below `out`: all
+    columns of Graves' Table 2. `split` and `streams` say what to read, otherwise it is what
+    training validated on. The run itself is never changed. `advance` is told every point.
+    """
+    require((not retrain or out is not None, "out", "must be given to retrain into"))
+    place = choose_device(device, "--device")
+    model = load(run).to(place)
+    recipe = read_recipe(run / "recipe.toml")
+    if data:
+        recipe = replace(recipe, data=replace(recipe.data, path=data))
+    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    figure = watched_figure(task, split, streams)
+
+    def retrained(point: Pruned) -> Pruned:
+        if out is None or point.percent == 100:
+            return replace(point, retrained=point.error)
+        kind, value = (
+            ("fraction", point.fraction)
+            if point.threshold is None
+            else ("threshold", point.threshold)
+        )
+        how = Pruning(
+            per_tensor=per_tensor,
+            by=by,
+            retrain=retrain,
+            lr=lr,
+            scale=True,
+            **{kind: value},
+        )
+        after, outcome = _prune_into(run, out / f"{kind}-{value:g}", how, data, quiet, device)
+        assert outcome is not None
+        if not outcome.finished:
+            raise UserError("retraining was interrupted; run the same command to go on")
+        bits = bits_per_weight(after, _draws(after))
+        error = figure.of(after.to(place))
+        return replace(point, retrained=error, retrain_epochs=retrain, bits_per_weight=bits)
+
+    points = pruning_curve(
+        model,
+        figure.of,
+        fractions,
+        per_tensor,
+        _draws(model),
+        thresholds,
+        by,
+        None if retrain else advance,
+    )
+    if retrain:
+        for index, point in enumerate(points):
+            points[index] = retrained(point)
+            if advance is not None:
+                advance(points[index])
+    return RunCurve(figure.name, tuple(points))
