@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.engine import Replay
 from bayesrnn.errors import require
 from bayesrnn.models.language import as_state, as_tensors
+from bayesrnn.sparse import text_reader
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,14 @@ def evaluate_text(
 ) -> Evaluation:
     """Score every target of the loader once; `samples` = 0 uses the posterior mean.
 
-    `advance` is told the number of targets after every cut, for a progress bar.
+    `advance` is told the number of targets after every cut, for a progress bar. On a CPU the mean
+    of a pruned model reads one stream without its zeros, where that is faster (`text_reader`).
     """
     require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
     if samples == 0:
         with evaluating(model), model.weights("mean"):
-            nll = _mean(read_through(loader, _cut(model), advance))
+            network = text_reader(model, loader.streams) or model
+            nll = _mean(read_through(loader, _cut(network), advance))
         return Evaluation(loader.targets, 0, nll, perplexity_of(nll), None, None)
     expected = 0.0
     log_sum: Tensor | None = None  # per token, log of the summed probabilities
@@ -112,7 +115,7 @@ def read_through(
         loader.position = before
 
 
-def _cut(model: Bayesian) -> Cut:
+def _cut(model: nn.Module) -> Cut:
     """Losses in double under the weights in force."""
 
     def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
