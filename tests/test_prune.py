@@ -15,12 +15,9 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn.bayes import layout
-from bayesrnn.prune import SAFE_THRESHOLD, bits_per_weight, kept
-from bayesrnn.pruned_run import prune_run
+from bayesrnn.prune import PAPER_THRESHOLDS, SAFE_THRESHOLD, bits_per_weight, kept, structure
 from bayesrnn.saving import CONFIG, TENSORS
 from bayesrnn.storage import Damaged
-from bayesrnn.train.checkpoint import read_newest_checkpoint
-from small_runs import Cli, small_recipe
 
 POSTERIORS: list[br.Posterior] = [
     br.Delta(),
@@ -202,9 +199,12 @@ def test_what_was_pruned_stays_so_and_counts() -> None:
         ({"fraction": math.nan}, "fraction"),
         ({"threshold": -1.0}, "threshold"),
         ({"threshold": math.inf}, "threshold"),
+        ({"threshold": 1.0, "by": "magnitude"}, "threshold"),
+        ({"threshold": 1.0, "per_tensor": True}, "threshold"),
+        ({"fraction": 0.5, "by": "size"}, "by"),
     ],
 )
-def test_wrong_use(wrong: dict[str, float], key: str) -> None:
+def test_wrong_use(wrong: dict[str, Any], key: str) -> None:
     with pytest.raises(br.Invalid) as caught:
         br.prune(build(), **wrong)
     assert caught.value.problems[0][0] == key
@@ -470,6 +470,81 @@ def test_the_curve_is_that_of_models_pruned_one_by_one() -> None:
     assert all(torch.equal(after[name], value) for name, value in state.items())
 
 
+def test_a_curve_by_thresholds() -> None:
+    model = build().eval()
+    told: list[br.Pruned] = []
+
+    def score(pruned: br.Bayesian) -> float:
+        with torch.no_grad():
+            return loss_of(pruned).item()
+
+    rows = br.pruning_curve(model, score, thresholds=PAPER_THRESHOLDS, advance=told.append)
+    assert rows == told
+    assert [row.threshold for row in rows] == list(PAPER_THRESHOLDS)
+    assert rows[0].percent == 100
+    for row in rows:
+        assert row.threshold is not None
+        one = copy.deepcopy(model)
+        br.prune(one, threshold=row.threshold)
+        assert row.weights == one.weight_count
+        assert row.fraction == pytest.approx(1 - row.weights / model.weight_count)
+        assert row.error == score(one)
+
+
+def test_magnitude_looks_at_the_mean_alone() -> None:
+    model = build()
+    sizes = {name: loc.abs() for name, (loc, _) in model.moments().items()}
+    br.prune(model, 0.6, by="magnitude")
+    masks = kept(model)
+    highest = max(float(size[~masks[name]].max()) for name, size in sizes.items())
+    lowest = min(
+        float(size[masks[name]].min()) for name, size in sizes.items() if masks[name].any()
+    )
+    assert highest <= lowest
+    assert model.weight_count == sum(size.numel() for size in sizes.values()) - round(
+        0.6 * sum(size.numel() for size in sizes.values())
+    )
+
+
+def test_bits_of_a_weight_by_hand() -> None:
+    """Two weights, N(1, 0.5) and N(0.1, 0.5), against N(0, 1); the second one is pruned."""
+    net = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, 0.1]]))
+    model = br.bayesianize(net, br.Gaussian(scale=0.5), br.Normal())
+    first = math.log(1 / 0.5) + (0.5**2 + 1.0**2) / 2 - 0.5  # 0.8181 nats
+    second = math.log(1 / 0.5) + (0.5**2 + 0.1**2) / 2 - 0.5
+    both = (first + second) / 2 / math.log(2)
+    assert bits_per_weight(model) == pytest.approx(both, rel=1e-5)
+    br.prune(model, 0.5)
+    assert bits_per_weight(model) == pytest.approx(first / math.log(2), rel=1e-5)
+
+
+def test_what_is_left_of_rows_and_units() -> None:
+    model = br.bayesianize(nn.LSTM(3, 2), br.Delta(), br.Uniform())
+    with torch.no_grad():
+        block = next(model.each_block())
+        weights = block.layout.split(block.parameters_by_name["loc"])
+        for weight in weights.values():
+            weight.fill_(1.0)
+        outer, inner = weights["weight_ih_l0"], weights["weight_hh_l0"]
+        for gate in range(4):  # unit 1: nothing enters it
+            outer[2 * gate + 1] = inner[2 * gate + 1] = 0.01
+        outer[2] = inner[2] = 0.01  # unit 0: nothing enters its forget gate
+        inner[:, 0] = 0.01  # and it tells its layer nothing
+        outer[4] = 0.01  # its cell still hears the layer
+    br.prune(model, threshold=0.1)
+    found = structure(model)
+    assert [m.name for m in found.matrices] == ["weight_ih_l0", "weight_hh_l0"]
+    whole, part = found.matrices[0].weights, found.matrices[0].left
+    assert (whole, part) == (24, 6)
+    assert (found.matrices[0].rows, found.matrices[0].dead_rows) == (8, 6)
+    assert (found.matrices[1].columns, found.matrices[1].dead_columns) == (2, 1)
+    (layer,) = found.layers
+    assert (layer.layer, layer.units, layer.unfed, layer.unheard) == ("l0", 2, 1, 1)
+    assert layer.unfed_gates == {"input": 1, "forget": 2, "cell": 1, "output": 1}
+
+
 def test_dead_units() -> None:
     model = br.bayesianize(nn.Linear(3, 4), br.Delta(), br.Uniform())
     with torch.no_grad():
@@ -563,85 +638,3 @@ def test_a_state_tells_whether_it_is_pruned() -> None:
     assert whole.weight_count == pruned.weight_count
     pruned.load_state_dict(state)
     assert all(keep.all() for keep in kept(pruned).values())
-
-
-# --- runs -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pruning")
-    br.train(small_recipe(folder, train={"epochs": 1}), folder / "run", quiet=True)
-    return folder / "run"
-
-
-def test_the_command_writes_a_run_that_evaluate_reads(cli: Cli, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "small"
-    done = cli("prune", run, "--fraction", 0.5, "--out", out, "--json")
-    assert done.code == 0, done.err
-    figures = json.loads(done.out)
-    assert figures["weights"] == figures["all_weights"] - round(0.5 * figures["all_weights"])
-    assert figures["file_bytes"] == (out / "model" / TENSORS).stat().st_size
-    expected = br.load(run)
-    br.prune(expected, 0.5)
-    found = br.load(out)
-    for name, (loc, scale) in found.moments().items():
-        assert torch.equal(loc, expected.moments()[name][0])
-        assert scale is None
-    done = cli("evaluate", out, "--json", "--device", "cpu")
-    assert done.code == 0, done.err
-    scores = json.loads(done.out)
-    assert scores["complexity_nats"] is None
-    assert math.isfinite(scores["perplexity"])
-
-
-def test_retraining_a_run(run: Path, tmp_path: Path) -> None:
-    first = br.load(run)
-    br.prune(first, 0.5)
-    masks = kept(first)
-    found = prune_run(run, tmp_path / "small", 0.5, retrain=2, scale=True, quiet=True)
-    assert [line["epoch"] for line in found.epochs] == [1, 2]
-    model = br.load(tmp_path / "small")
-    assert_zero_moments(model, masks)
-    assert any(
-        not torch.equal(loc, first.moments()[name][0]) for name, (loc, _) in model.moments().items()
-    )
-    checkpoint = read_newest_checkpoint(tmp_path / "small" / "checkpoints", print)
-    assert checkpoint is not None
-    state = checkpoint.tensors["parameters.safetensors"]
-    for index, block in enumerate(model.each_block()):
-        assert block.keep is not None
-        assert torch.equal(state[f"blocks.{index}.keep"], block.keep)
-    recipe = br.read_recipe(tmp_path / "small" / "recipe.toml", ["train.epochs=3"])
-    br.train(recipe, tmp_path / "small", quiet=True)  # goes on, as pruned as it was
-    assert_zero_moments(br.load(tmp_path / "small"), masks)
-
-
-def assert_zero_moments(model: br.Bayesian, masks: dict[str, Tensor]) -> None:
-    for name, (loc, _) in model.moments().items():
-        assert (loc[~masks[name]] == 0).all()
-        assert torch.equal(kept(model)[name], masks[name])
-
-
-def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "mine.txt").write_text("mine")
-    means = tmp_path / "means"
-    prune_run(run, means, 0.5, quiet=True)
-    for code, words, arguments in [
-        (1, "no such folder", (tmp_path / "none", "--fraction", 0.5, "--out", out)),
-        (1, "is no run's folder", (full, "--fraction", 0.5, "--out", out)),
-        (1, "not empty", (run, "--fraction", 0.5, "--out", full)),
-        (1, "--scale", (means, "--fraction", 0.5, "--retrain", 1, "--out", out)),
-        (2, "--threshold", (run, "--out", out)),
-        (2, "--threshold", (run, "--fraction", 0.5, "--threshold", 1, "--out", out)),
-        (2, "--per-tensor", (run, "--threshold", 1, "--per-tensor", "--out", out)),
-        (2, "--fraction", (run, "--fraction", 2, "--out", out)),
-    ]:
-        done = cli("prune", *arguments)
-        assert done.code == code, done.err
-        assert "Traceback" not in done.err
-        assert words in done.err.replace("\n", " ")
-        assert not out.exists()

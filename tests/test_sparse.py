@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.sparse import SparseLinear, SparseLSTM, plain_network, sparse_network
+from bayesrnn.sparse import (
+    SparseLinear,
+    SparseLSTM,
+    compressed,
+    plain_network,
+    product,
+    sparse_network,
+    text_reader,
+)
 
 
 def pruned(module: nn.Module, fraction: float = 0.8) -> br.Bayesian:
@@ -58,6 +66,37 @@ def test_only_where_there_are_enough_zeros() -> None:
     assert (sparse_network(nothing)(torch.randn(4)) == 0).all()
     with pytest.raises(br.Invalid, match="at_least"):
         sparse_network(model, 2.0)
+
+
+@pytest.mark.parametrize("hidden", [8, 512])
+def test_texts_are_read_without_zeros_where_it_pays(
+    hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same figures, to what single precision allows; small LSTMs stay as they are."""
+    words = (torch.arange(60) * 7 % 11).numpy()
+    model = pruned(br.LanguageModel(11, 8, hidden, 1, init=0.3), 0.95)
+    one = br.StreamLoader(words, streams=1, unroll=13)
+    network = text_reader(model, 1)
+    assert isinstance(network, nn.Module)
+    assert isinstance(network.rnn, SparseLSTM) == (hidden == 512)
+    assert isinstance(network.decoder, SparseLinear)
+    found = br.evaluate_text(model, one)
+    monkeypatch.setattr("bayesrnn.evaluate.perplexity.text_reader", lambda *_: None)
+    assert br.evaluate_text(model, one).nll == pytest.approx(found.nll, rel=1e-6)
+
+
+def test_texts_are_read_as_ever_where_it_does_not_pay() -> None:
+    assert text_reader(pruned(br.LanguageModel(11, 8, 8, 1), 0.95), 2) is None
+    assert text_reader(pruned(br.LanguageModel(11, 8, 8, 1), 0.5), 1) is None
+    assert text_reader(pruned(br.LanguageModel(11, 8, 8, 1), 0.95).double(), 1) is None
+    whole = br.bayesianize(br.LanguageModel(11, 8, 8, 1), br.Gaussian(), br.Normal())
+    assert text_reader(whole, 1) is None
+
+
+def test_many_columns_are_taken_in_parts() -> None:
+    weight = torch.randn(6, 5) * (torch.rand(6, 5) > 0.5)
+    x, bias = torch.randn(3, 47, 5), torch.randn(6)
+    torch.testing.assert_close(product(compressed(weight), x, bias), x @ weight.t() + bias)
 
 
 def test_other_layers_stay() -> None:

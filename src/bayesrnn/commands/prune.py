@@ -156,11 +156,11 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
         show({"run": str(run), **asdict(found)}, "", as_json)
         return
     by_threshold = any(point.threshold is not None for point in found.points)
-    name = found.figure.replace("_", " ")
     names = ["threshold"] if by_threshold else []
-    names += ["pruned", "weights left", "percent", name]
-    names += [f"{name} retrained", "epochs"] if retrained else []
-    table = Table(*names, "bits a weight", title=f"{run}, pruned")
+    names += ["pruned", "weights", "percent"]
+    names += ["before", "retrained", "epochs"] if retrained else [found.figure.replace("_", " ")]
+    title = f"{found.figure.replace('_', ' ')} of {run}, pruned"
+    table = Table(*names, "bits a weight", title=title)
     for point in found.points:
         row = [f"{point.threshold:g}"] if by_threshold else []
         row += [f"{100 * point.fraction:.1f} %", f"{point.weights:,}", f"{point.percent:.1f}"]
