@@ -3,8 +3,8 @@
     python benchmarks/pruning_rankings.py RUN [--split valid] [--streams 20] [--device cuda] > FILE
 
 Beside the rankings that `prune` offers it tries others, so that the choice can be checked on any
-run: the data's share of the signal to noise, sigma smoothed over rows and columns, the cost of a
-weight in bits, and everything tensor by tensor.
+run: the data's share of the signal to noise, sigma smoothed over rows and columns or over a whole
+tensor, mean and sigma weighed otherwise, the cost of a weight in bits; and all tensor by tensor.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from bayesrnn.train.loop import choose_device
 from bayesrnn.train.task import build_task
 
 Values = dict[str, Tensor]
+
+DATA = ("kind", "tokens", "max_vocabulary", "split")
 
 
 def prior_precision(model: br.Bayesian) -> Values:
@@ -65,8 +68,10 @@ def rankings(model: br.Bayesian) -> dict[str, Values]:
     found: dict[str, Values] = {
         "snr": {},
         "magnitude": {},
-        "between: mean^2 / sigma": {},
+        "mean^2 / sigma": {},
+        "mean^2 * sigma": {},
         "snr, sigma smoothed": {},
+        "snr, sigma of the tensor": {},
         "snr of the data alone": {},
         "bits of a weight": {},
         "snr, biases kept": {},
@@ -78,7 +83,9 @@ def rankings(model: br.Bayesian) -> dict[str, Values]:
             size / scale,
             size,
             loc.square() / scale,
+            loc.square() * scale,
             size / smoothed(scale),
+            size / scale.log().mean().exp(),
             loc.square() * (scale**-2 - bend[name]).clamp_min(0),
             bend[name] * (loc.square() + scale.square()) - (bend[name] * scale.square()).log(),
             size / scale if loc.dim() > 1 else torch.full_like(loc, torch.inf),
@@ -129,8 +136,9 @@ def main() -> None:
         "streams": given.streams,
         "whole": figure.of(model),
         "weights": model.weight_count,
-        "model": recipe.model.__dict__,
-        "epochs": recipe.train.epochs,
+        "model": asdict(recipe.model),
+        "train": asdict(recipe.train),
+        "data": {key: value for key, value in asdict(recipe.data).items() if key in DATA},
         "device": str(device),
         "machine": platform.machine(),
         "torch": torch.__version__,
@@ -139,6 +147,8 @@ def main() -> None:
     rows = []
     for per_tensor in (False, True):
         for name, values in rankings(model).items():
+            if per_tensor and name == "snr, biases kept":
+                continue  # a fraction of each tensor, biases among them
             found = list(rises(model, figure, values, fractions, per_tensor))
             percent = [100 * (value / facts["whole"] - 1) for value in found]
             rows.append({"ranking": name, "per_tensor": per_tensor, "rise_percent": percent})

@@ -156,14 +156,13 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
         show({"run": str(run), **asdict(found)}, "", as_json)
         return
     by_threshold = any(point.threshold is not None for point in found.points)
-    names = ["threshold"] if by_threshold else []
-    names += ["pruned", "weights", "percent"]
+    names = ["threshold" if by_threshold else "pruned", "weights", "percent"]
     names += ["before", "retrained", "epochs"] if retrained else [found.figure.replace("_", " ")]
     title = f"{found.figure.replace('_', ' ')} of {run}, pruned"
-    table = Table(*names, "bits a weight", title=title)
+    table = Table(*names, "bits each", title=title)
     for point in found.points:
-        row = [f"{point.threshold:g}"] if by_threshold else []
-        row += [f"{100 * point.fraction:.1f} %", f"{point.weights:,}", f"{point.percent:.1f}"]
+        first = f"{point.threshold:g}" if by_threshold else f"{100 * point.fraction:g} %"
+        row = [first, f"{point.weights:,}", f"{point.percent:.1f}"]
         row += [shown(point.error)]
         row += [shown(point.retrained), str(point.retrain_epochs)] if retrained else []
         table.add_row(*row, shown(point.bits_per_weight))
