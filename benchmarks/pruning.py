@@ -3,7 +3,7 @@
 The medium Penn Treebank model (2 LSTM layers of 650, 10,000 words), untrained: size and time depend
 on how many weights are left, not on their values. Dense and sparse networks take turns. `loop_ms`
 is the sparse LSTM's own code with dense matrices: what is gained over that is gained by the zeros,
-the rest by not being nn.LSTM.
+the rest by not being nn.LSTM. `text_cut` is one stream of a text in a cut as `evaluate` reads it.
 
     python benchmarks/pruning.py --threads 2 > pruning.json
 """
@@ -25,6 +25,7 @@ import bayesrnn as br
 from bayesrnn.prune import choose
 from bayesrnn.saving import TENSORS
 from bayesrnn.sparse import SparseLSTM, plain_network, sparse_network
+from bayesrnn.train.task import EVALUATION_TOKENS
 
 VOCABULARY, SIZE, LAYERS = 10_000, 650, 2
 
@@ -96,6 +97,11 @@ def main() -> None:
                 }
                 if len(ms) > 2:
                     row[f"{name}_batch_{batch}"]["loop_ms"] = ms[2]
+        x = torch.randint(VOCABULARY, (EVALUATION_TOKENS, 1))
+        ms = milliseconds(
+            [one_token(n, x, None) for n in (dense, sparse)], max(given.rounds // 10, 1)
+        )
+        row["text_cut"] = {"dense_ms": ms[0], "sparse_ms": ms[1], "speedup": ms[0] / ms[1]}
         rows.append(row)
     facts = {"threads": given.threads, "rounds": given.rounds, "machine": platform.machine()}
     print(json.dumps({**facts, "torch": torch.__version__, "rows": rows}, indent=1))
