@@ -8,9 +8,11 @@ import typer
 from bayesrnn import __version__
 from bayesrnn.commands.bench import bench
 from bayesrnn.commands.evaluate import evaluate
+from bayesrnn.commands.features import features
 from bayesrnn.commands.generate import generate
 from bayesrnn.commands.prune import prune
 from bayesrnn.commands.train import train
+from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
 from bayesrnn.errors import Invalid, UserError
 
@@ -23,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, uncertainty, generate, prune, bench):
+for command in (train, evaluate, uncertainty, generate, transcribe, prune, features, bench):
     app.command()(command)
 
 

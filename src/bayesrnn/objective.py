@@ -42,9 +42,10 @@ class CountedBatch(Protocol):
 
 
 class Lengths(NamedTuple):
-    """Error, complexity and total; the last two None where they are undefined (Delta, Uniform)."""
+    """Error, complexity and total; the last two None where they are undefined (Delta, Uniform), the
+    error where it was not measured."""
 
-    error: float
+    error: float | None
     complexity: float | None
     total: float | None
 

@@ -29,9 +29,15 @@ from bayesrnn.bayes import (
     Uniform,
 )
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
-from bayesrnn.data import ImageData, ReviewData, TextData
+from bayesrnn.data import ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.models import DropoutSettings, LanguageSettings, MlpSettings, ReviewSettings
+from bayesrnn.models import (
+    DropoutSettings,
+    LanguageSettings,
+    MlpSettings,
+    ReviewSettings,
+    SpeechSettings,
+)
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
@@ -40,13 +46,16 @@ Problems = list[tuple[str, str]]
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
-Data = TextData | ImageData | ReviewData
-Model = LanguageSettings | MlpSettings | ReviewSettings
-DATA: dict[str, type[Data]] = {cls.kind: cls for cls in (TextData, ImageData, ReviewData)}
+Data = TextData | ImageData | ReviewData | SpeechData
+Model = LanguageSettings | MlpSettings | ReviewSettings | SpeechSettings
+DATA: dict[str, type[Data]] = {
+    cls.kind: cls for cls in (TextData, ImageData, ReviewData, SpeechData)
+}
 MODELS: dict[type[Data], type[Model]] = {
     TextData: LanguageSettings,
     ImageData: MlpSettings,
     ReviewData: ReviewSettings,
+    SpeechData: SpeechSettings,
 }
 
 
@@ -328,6 +337,9 @@ def _check_together(recipe: Recipe) -> None:
     """What one table's settings mean for another's (with patterns: when the model is built)."""
     if isinstance(recipe.model, MlpSettings):
         recipe.dropout.check_feed_forward()
+    elif isinstance(recipe.model, SpeechSettings):
+        none = recipe.dropout == DropoutSettings()
+        require((none, "dropout", "does not go with speech; leave it out"))
     else:
         recipe.dropout.check_cell(recipe.model.cell)
     posterior, prior = recipe.posterior, recipe.prior

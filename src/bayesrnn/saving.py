@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian, Delta, Posterior, Prior, Uniform, bayesianize
 from bayesrnn.bayes.block import Block
-from bayesrnn.data import ImageData, ReviewData, Vocabulary
+from bayesrnn.data import ImageData, ReviewData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.models import (
     LanguageModel,
@@ -27,6 +27,8 @@ from bayesrnn.models import (
     Mlp,
     MlpSettings,
     ReviewModel,
+    SpeechSettings,
+    build_speech_network,
 )
 from bayesrnn.recipe import (
     POSTERIORS,
@@ -146,6 +148,9 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
         return Mlp(settings, recipe.dropout)
     if vocabulary is None:
         raise ValueError(f"a network for data of kind {recipe.data.kind!r} needs a vocabulary")
+    if isinstance(settings, SpeechSettings):
+        assert isinstance(recipe.data, SpeechData)
+        return build_speech_network(recipe.data.bands, len(vocabulary), settings)
     if isinstance(settings, LanguageSettings):
         return LanguageModel.from_settings(len(vocabulary), settings, recipe.dropout)
     assert isinstance(recipe.data, ReviewData)

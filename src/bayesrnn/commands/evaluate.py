@@ -16,6 +16,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.options import (
     AsJson,
     Data,
+    DecodingOption,
     Device,
     DrawSeed,
     RunFolder,
@@ -24,6 +25,7 @@ from bayesrnn.commands.options import (
     recipe_of,
 )
 from bayesrnn.commands.tables import show, shown
+from bayesrnn.description import describe
 from bayesrnn.evaluate import (
     RateSearch,
     dynamic_evaluate,
@@ -32,11 +34,15 @@ from bayesrnn.evaluate import (
     search_rate,
     write_predictions,
 )
+from bayesrnn.evaluate.ctc import Decoding, decoder
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.evaluate.speech import evaluate_speech
+from bayesrnn.objective import Lengths
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
-from bayesrnn.train.task import LabelledTask, LanguageTask, build_task
+from bayesrnn.train.speech import SpeechTask
+from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 Reading = Callable[[str, int], Callable[[int], None]]
 """Told what is read and how long it is, gives what to tell of every piece that is done."""
@@ -78,13 +84,15 @@ def evaluate(
         Path | None,
         typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
     ] = None,
+    decoding: DecodingOption = "prefix",
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """How good a run's model is: the perplexity of a whole text, as one stream with the state
-    carried; or the error over all images or reviews.
+    carried; the error over all images or reviews; the error rate of speech. And what its weights,
+    and for the training set with draws also the targets, take to describe.
 
     bayesrnn evaluate runs/ptb --split test
 
@@ -114,7 +122,8 @@ def evaluate(
     model = load(run).to(place)
     recipe = recipe_of(run, data)
     flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
-    check_flags(recipe, flags | {"--predictions": predictions is not None})
+    flags |= {"--decoding": decoding != "prefix", "--predictions": predictions is not None}
+    check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     generator = torch.Generator(place).manual_seed(seed)
     search: RateSearch | None = None
@@ -127,6 +136,8 @@ def evaluate(
 
         if isinstance(task, LabelledTask):
             scores = _labelled(model, task, split, count, generator, predictions, reading)
+        elif isinstance(task, SpeechTask):
+            scores = _speech(model, task, split, count, generator, decoding, reading)
         elif dynamic is None:
             loader = task.stream(split, streams)
             advance = reading(f"reading {split}", loader.targets * max(count, 1))
@@ -135,15 +146,12 @@ def evaluate(
         else:
             unroll = segment or recipe.train.unroll
             scores, search = _dynamic(model, task, split, streams, unroll, rate, reading)
-    with model.weights("sample"), torch.no_grad():
-        model.resample(generator=generator)
-        complexity = model.kl().item() if model.has_description_length else None
     figures: dict[str, Any] = {
         "run": str(run),
         "split": split,
         "weights": "sample" if count else "mean",
         **scores,
-        "complexity_nats": complexity,
+        **_description(model, task, split, scores.get("expected_nll"), generator),
     }
     if search is not None and as_json:
         figures["search"] = [asdict(trial) for trial in search.tried]
@@ -154,6 +162,44 @@ def evaluate(
             value = "diverged" if trial.perplexity is None else shown(trial.perplexity)
             tried.add_row(f"{trial.rate:g}", value)
         Console().print(tried)
+
+
+def _description(
+    model: Bayesian,
+    task: Task,
+    split: str,
+    expected_nll: float | None,
+    generator: torch.Generator,
+) -> dict[str, float | None]:
+    """The description length: of the weights; and of the training targets, where they were read by
+    draws (the mean's loss is no code length). Weights are sent once, for the training set."""
+    complexity = None
+    if model.has_description_length:
+        with model.weights("sample"), torch.no_grad():
+            model.resample(generator=generator)
+            complexity = model.kl().item()
+    targets = task.batches.targets
+    error = None if expected_nll is None or split != "train" else expected_nll * targets
+    total = None if error is None or complexity is None else error + complexity
+    return asdict(
+        describe(Lengths(error, complexity, total), targets, task.labels, model.weight_count)
+    )
+
+
+def _speech(
+    model: Bayesian,
+    task: SpeechTask,
+    split: str,
+    count: int,
+    generator: torch.Generator,
+    decoding: Decoding,
+    reading: Reading,
+) -> dict[str, Any]:
+    """The scores of utterances."""
+    loader = task.utterances(split)
+    advance = reading(f"reading {split}", loader.targets * max(count, 1))
+    found = evaluate_speech(model, loader, decoder(decoding), count, generator, advance)
+    return {"decoding": decoding, **asdict(found)}
 
 
 def _labelled(

@@ -1,13 +1,14 @@
 """What several commands take, and how it is checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bayesrnn.data import TextData
+from bayesrnn.data import ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.evaluate.ctc import Decoding
 from bayesrnn.recipe import Recipe, read_recipe
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
@@ -15,15 +16,26 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for
 Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 DrawSeed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")]
+DecodingOption = Annotated[
+    Decoding,
+    typer.Option(
+        "--decoding",
+        help="How labels of speech are read off: the best path, prefix search, or a beam.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+FLAGS: Mapping[str, Sequence[str]] = {
+    "--predictions": (ImageData.kind, ReviewData.kind),
+    "--decoding": (SpeechData.kind,),
+}
+"""Of flags that are for some kinds of data: which; those not here are for text."""
 Weights = Literal["mean", "sample"]
 
 
 def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
-    """--predictions is for all but text, every other flag here for text alone."""
-    is_text = isinstance(recipe.data, TextData)
+    """Refuse a flag that is not for this kind of data."""
     for flag in (flag for flag, is_used in used.items() if is_used):
-        if is_text == (flag == "--predictions"):
+        if recipe.data.kind not in FLAGS.get(flag, (TextData.kind,)):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
 
 

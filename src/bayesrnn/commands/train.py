@@ -1,5 +1,6 @@
 """`bayesrnn train`."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from bayesrnn.commands.options import AsJson, Quiet
 from bayesrnn.commands.tables import show
+from bayesrnn.description import Description
 from bayesrnn.recipe import read_recipe
 from bayesrnn.train.loop import train as train_recipe
 
@@ -31,18 +33,18 @@ def train(
     """
     out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
-    last = outcome.epochs[-1] if outcome.epochs else {}
+    last = outcome.epochs[outcome.kept - 1] if outcome.kept else {}
     watched = outcome.watched
     figures: dict[str, Any] = {
         "run": str(out),
         "finished": outcome.finished,
         "steps": outcome.steps,
-        "epochs": last.get("epoch", 0),
+        "epochs": len(outcome.epochs),
+        "kept_epoch": outcome.kept or None,
         **{key: value for key, value in last.items() if key.startswith("train_")},
         watched: last.get(watched),
         f"best_{watched}": min((line[watched] for line in outcome.epochs), default=None),
-        "error_bits": last.get("error_bits"),
-        "complexity_bits": last.get("complexity_bits"),
+        **{field.name: last.get(field.name) for field in fields(Description)},
         "seconds": outcome.seconds,
     }
     show(figures, "training", as_json)

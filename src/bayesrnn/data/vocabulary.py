@@ -11,12 +11,15 @@ from bayesrnn.files import read_chunks, write_atomic
 
 END = "<eos>"
 UNKNOWN = "<unk>"
+BLANK = "<blank>"
+"""What a network that labels sounds says where nothing new begins."""
 FORMAT = "bayesrnn vocabulary 1"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The known tokens; a token's id is its place. Every other token is read as `<unk>`.
+    """The known tokens; a token's id is its place. Every other token is read as `<unk>`; where that
+    is not among them (labels of speech, which have `<blank>`), there may be no other.
 
     >>> vocabulary = Vocabulary(("the", "cat", "<unk>"))
     >>> vocabulary.encode(["the", "dog"])
@@ -32,7 +35,11 @@ class Vocabulary:
         index = {token: number for number, token in enumerate(self.tokens)}
         require(
             (len(index) == len(self.tokens), "vocabulary", "must not hold the same token twice"),
-            (UNKNOWN in index, "vocabulary", f"must hold {UNKNOWN}"),
+            (
+                UNKNOWN in index or BLANK in index,
+                "vocabulary",
+                f"must hold {UNKNOWN}, or {BLANK} where it is of labels",
+            ),
         )
         object.__setattr__(self, "index", index)
 
@@ -68,8 +75,13 @@ class Vocabulary:
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
         """The id of each token, that of `<unk>` for those not known."""
-        unknown = self.index[UNKNOWN]
-        return [self.index.get(token, unknown) for token in tokens]
+        if UNKNOWN in self.index:
+            unknown = self.index[UNKNOWN]
+            return [self.index.get(token, unknown) for token in tokens]
+        try:
+            return [self.index[token] for token in tokens]
+        except KeyError as error:
+            raise UserError(f"{error.args[0]!r} is none of the {len(self)} labels") from error
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The token of each id."""

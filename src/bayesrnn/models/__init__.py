@@ -3,6 +3,7 @@
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
+from bayesrnn.models.speech import SpeechSettings, build_speech_network
 
 __all__ = [
     "DropoutSettings",
@@ -15,5 +16,7 @@ __all__ = [
     "MlpSettings",
     "ReviewModel",
     "ReviewSettings",
+    "SpeechSettings",
+    "build_speech_network",
     "detach",
 ]

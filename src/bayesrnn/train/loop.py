@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import Batch
+from bayesrnn.description import describe
 from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
@@ -32,6 +33,7 @@ from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
 from bayesrnn.train.schedule import learning_rate
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
+from bayesrnn.train.stopping import Progress
 from bayesrnn.train.task import Task, build_task
 
 LOG_STEPS = 50
@@ -56,6 +58,7 @@ def train(
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
     task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
+    _check_choice(recipe, task)
     model = start or build_model(recipe, build_module(recipe, task.vocabulary))
     model = model.to(device).train()
     optimizer = build_optimizer(recipe.train, model)
@@ -73,11 +76,22 @@ def train(
             trainer.close()
 
 
+def _check_choice(recipe: Recipe, task: Task) -> None:
+    """The test set must choose nothing."""
+    chooses = recipe.train.keep == "best" or recipe.train.patience > 0
+    if chooses and task.watched.startswith("test_"):
+        raise UserError(
+            "train.keep and train.patience need a validation set, and there is none; set data.split "
+            "so that there is one, or leave them out"
+        )
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a training ended: after how many steps, whether all of them, and each epoch's figures.
 
     `watched` names the figure that tells how good an epoch's model is: the lower, the better.
+    `kept` is the epoch whose model the run has, the last or the best by that figure.
     """
 
     steps: int
@@ -85,6 +99,7 @@ class Outcome:
     seconds: float
     epochs: list[dict[str, Any]]
     watched: str
+    kept: int
 
 
 @dataclass
@@ -116,6 +131,8 @@ class Trainer:
         self.optimizer = optimizer
         self.step = self.epoch = 0
         self.state: State | None = None
+        self.progress = Progress()
+        self.best: dict[str, Tensor] | None = None  # of the best epoch, where that is kept
         self.window = Window()
         self.seconds = 0.0
         self.seen = 0  # the step up to which figures were read
@@ -143,12 +160,14 @@ class Trainer:
         self._clock = self._saved_at = time.monotonic()
         began = (self.step, self.epoch)
         with self._signals():
-            while self.step < self.total and self.stopped_by is None:
+            while not self._done() and self.stopped_by is None:
                 self._one_epoch()
             if (self.step, self.epoch) != began:
                 self.save()
+            if self.best is not None:
+                self.model.load_state_dict(self.best)
             save(self.model, self.run.model)  # even so: the last process may not have come to it
-        finished = self.step >= self.total
+        finished = self._done()
         if not finished:
             name = signal.Signals(self.stopped_by or 0).name
             self.reporter.say(
@@ -156,7 +175,14 @@ class Trainer:
                 "to go on"
             )
         epochs = [line for line in read_metrics(self.run.path) if line["kind"] == "epoch"]
-        return Outcome(self.step, finished, round(self.seconds, 1), epochs, self.task.watched)
+        kept = self.progress.best_epoch if self.best is not None else self.epoch
+        return Outcome(self.step, finished, round(self.seconds, 1), epochs, self.task.watched, kept)
+
+    def _done(self) -> bool:
+        """Whether all steps were taken, or no epoch was progress for too long."""
+        patience = self.settings.patience
+        waited = self.epoch - self.progress.last_gain
+        return self.step >= self.total or bool(patience and waited >= patience)
 
     def _one_epoch(self) -> None:
         lr = learning_rate(
@@ -231,9 +257,7 @@ class Trainer:
             "lr": lr,
             **{f"train_{name}": value for name, value in train.items()},
             "kl": sums.penalty,
-            "error_bits": sums.bits.error,
-            "complexity_bits": sums.bits.complexity,
-            "total_bits": sums.bits.total,
+            **self._description(),
             **self.task.validate(self.model),
             "seconds": round(self.seconds, 2),
         }
@@ -246,6 +270,19 @@ class Trainer:
             f"epoch {line['epoch']}: train {name} {value:.4g}, {watched.replace('_', ' ')} "
             f"{line[watched]:.4g}, kl {sums.penalty:,.0f} nats, lr {lr:.4g}, {self.seconds:.0f} s"
         )
+
+        if self.progress.note(line, watched, self.task.progress) and self.settings.keep == "best":
+            self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        if self._done() and self.step < self.total:
+            self.reporter.say(
+                f"no progress for {self.settings.patience} epochs; the best by "
+                f"{watched.replace('_', ' ')} was epoch {self.progress.best_epoch}"
+            )
+
+    def _description(self) -> dict[str, float | None]:
+        """The description length of the epoch's targets."""
+        sums = self.objective.epoch
+        return asdict(describe(sums.nats, sums.targets, self.task.labels, self.model.weight_count))
 
     # --- when things end -----------------------------------------------------------------------
 
@@ -312,6 +349,7 @@ class Trainer:
             "window": vars(self.window),
             "seconds": self.seconds,
             "optimizer": optimizer_facts,
+            "progress": self.progress.state_dict(),
             "metrics_bytes": self.metrics.sync(),
         }
         tensors = {
@@ -319,6 +357,8 @@ class Trainer:
             "optimizer.safetensors": optimizer,
             "carried.safetensors": carried,
         }
+        if self.best is not None:
+            tensors["best.safetensors"] = self.best
         return Checkpoint(tensors, facts)
 
     def _restore(self, checkpoint: Checkpoint) -> int:
@@ -344,6 +384,10 @@ class Trainer:
         self.objective.load_state_dict(facts["objective"])
         self.window = Window(**facts["window"])
         self.seconds = facts["seconds"]
+        self.progress = Progress(**facts.get("progress", {}))
+        if "best.safetensors" in tensors:
+            best = tensors["best.safetensors"]
+            self.best = {name: value.to(device) for name, value in best.items()}
         return int(facts["metrics_bytes"])
 
     def _say_start(self, resumed: bool) -> None:

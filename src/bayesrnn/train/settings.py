@@ -42,6 +42,8 @@ class TrainSettings:
     it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
     After each epoch a validation text is read as `valid_streams` streams (1: exact, contiguous).
+    `keep` says which epoch's model a run ends with, the "last" or the "best" by what is watched.
+    With `patience` training ends after so many epochs without progress (0: never).
     """
 
     epochs: int = 20
@@ -58,6 +60,8 @@ class TrainSettings:
     clip: float = 5.0
     draws: int = 1
     valid_streams: int = 1
+    keep: Literal["last", "best"] = "last"
+    patience: int = 0
     device: str = "auto"
     precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
     engine: Literal["auto", "eager"] = "auto"
@@ -92,6 +96,8 @@ class TrainSettings:
             at_least("decay_after", 0),
             at_least("draws", 1),
             at_least("valid_streams", 1),
+            at_least("patience", 0),
+            one_of("keep", "last", "best"),
             at_least("checkpoint_minutes", 0),
             positive("lr"),
             positive("decay"),

@@ -15,6 +15,7 @@ from bayesrnn.data import (
     Labelled,
     Loader,
     ReviewData,
+    SpeechData,
     StreamLoader,
     TextData,
     Vocabulary,
@@ -29,6 +30,7 @@ from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
 from bayesrnn.models import MlpSettings
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
+from bayesrnn.train.speech import SpeechTask
 
 EVALUATION_TOKENS = 512
 """Tokens a cut of an evaluation; the state is carried, so it changes speed and memory only."""
@@ -42,7 +44,9 @@ class Task(Protocol):
     unit: str
     """What the targets are, in the plural: "words", say."""
     watched: str
-    """The figure of `validate` that tells how good a model is: the lower, the better."""
+    """The figure of an epoch that tells how good a model is: the lower, the better."""
+    progress: tuple[str, ...]
+    """Further figures that, becoming lower, are progress (for `train.patience`)."""
 
     @property
     def batches(self) -> Loader: ...
@@ -58,6 +62,10 @@ class Task(Protocol):
     def vocabulary(self) -> Vocabulary | None:
         """That of the words it reads, if it does."""
 
+    @property
+    def labels(self) -> int | None:
+        """How many different labels a target may be; None where it is a number."""
+
     def nll(
         self, model: Bayesian, batch: Batch, state: State | None
     ) -> tuple[Tensor, State | None]:
@@ -72,10 +80,13 @@ class Task(Protocol):
 
 def build_task(
     recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
-) -> "LanguageTask | LabelledTask":
+) -> "LanguageTask | LabelledTask | SpeechTask":
     """The recipe's task; a `vocabulary` given is used instead of building one."""
-    task = LanguageTask if isinstance(recipe.data, TextData) else LabelledTask
-    return task(recipe, device, vocabulary)
+    if isinstance(recipe.data, TextData):
+        return LanguageTask(recipe, device, vocabulary)
+    if isinstance(recipe.data, SpeechData):
+        return SpeechTask(recipe, device, vocabulary)
+    return LabelledTask(recipe, device, vocabulary)
 
 
 class LanguageTask:
@@ -83,6 +94,7 @@ class LanguageTask:
 
     unit = "words"
     watched = "valid_perplexity"
+    progress: tuple[str, ...] = ()
 
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
@@ -104,6 +116,10 @@ class LanguageTask:
     def vocabulary(self) -> Vocabulary:
         return self.corpus.vocabulary
 
+    @property
+    def labels(self) -> int:
+        return len(self.vocabulary)
+
     def stream(self, split: str, streams: int = 1, unroll: int | None = None) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise."""
         unroll = max(1, EVALUATION_TOKENS // streams) if unroll is None else unroll
@@ -123,6 +139,8 @@ class LanguageTask:
 class LabelledTask:
     """Predict an image's class, or a review's rating or class."""
 
+    progress: tuple[str, ...] = ()
+
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
     ) -> None:
@@ -138,6 +156,8 @@ class LabelledTask:
         self._valid = self.examples(self._split)
         error = "error_percent" if isinstance(self.output, Categorical) else "rmse"
         self.watched = f"{self._split}_{error}"
+        shape = recipe.model.classes if isinstance(recipe.model, MlpSettings) else 0
+        self._classes = recipe.data.classes if isinstance(recipe.data, ReviewData) else shape
 
     @property
     def digest(self) -> str:
@@ -146,6 +166,10 @@ class LabelledTask:
     @property
     def vocabulary(self) -> Vocabulary | None:
         return self.data.vocabulary
+
+    @property
+    def labels(self) -> int | None:
+        return self._classes or None
 
     def examples(self, split: str) -> ExampleLoader:
         """A split for evaluation, in its own order."""

@@ -1,0 +1,49 @@
+"""The description length of a data set's labels: what it takes to send them by a network."""
+
+import math
+from dataclasses import dataclass
+
+from bayesrnn.objective import Lengths
+
+
+@dataclass(frozen=True)
+class Description:
+    """Graves 2011, eqs. 3-6: the error loss is what the labels cost, given the network's weights,
+    the complexity loss what the weights cost, given the prior; together, the labels.
+
+    `uniform_bits` is what a code costs that knows nothing but the number of labels, and `ratio` the
+    total over that: below 1 the network has compressed the labels, above 1 it has not. The
+    complexity, and all that needs it, is None where it is known only up to a constant (a point as
+    posterior, a uniform prior); the uniform code where targets are numbers, not labels.
+    """
+
+    error_nats: float | None
+    complexity_nats: float | None
+    total_nats: float | None
+    error_bits: float | None
+    complexity_bits: float | None
+    total_bits: float | None
+    uniform_bits: float | None
+    ratio: float | None
+    bits_per_weight: float | None
+
+
+def describe(nats: Lengths, targets: int, labels: int | None, weights: int) -> Description:
+    """Of `targets` targets, each one of `labels`, by a network of `weights` drawn weights.
+
+    >>> found = describe(Lengths(error=8.0, complexity=2.0, total=10.0), 5, labels=8, weights=4)
+    >>> round(found.total_bits, 2), found.uniform_bits, round(found.ratio, 3)
+    (14.43, 15.0, 0.962)
+    """
+    bits = [None if each is None else each / math.log(2) for each in nats]
+    error, complexity, total = bits
+    uniform = None if labels is None else targets * math.log2(labels)
+    return Description(
+        *nats,
+        error,
+        complexity,
+        total,
+        uniform,
+        total / uniform if total is not None and uniform else None,
+        complexity / weights if complexity is not None and weights else None,
+    )

@@ -1,0 +1,200 @@
+"""Connectionist temporal classification: the loss, and reading labels off a network's output.
+
+A path gives every step a label or the blank; a labelling is what is left of a path when repeats are
+merged and blanks removed, and its probability is the sum over its paths (Graves et al. 2006). The
+blank is label 0.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+BLANK = 0
+THRESHOLD = 0.995
+"""Prefix search goes section by section, cut where the blank is more probable (Graves 2011)."""
+MOST_PREFIXES = 2_000
+"""After so many prefixes of a section the best labelling so far is taken: a bound on time for a
+network that is not yet sure of anything."""
+BEAM = 20
+
+LogProbs = NDArray[np.float64]
+Labelling = list[int]
+Decoder = Callable[[LogProbs], Labelling]
+Decoding = Literal["greedy", "prefix", "beam"]
+
+
+def ctc_nll(log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
+    """-log p(labelling) of each utterance [B], in nats.
+
+    `log_p` is [T, B, labels], `lengths` [B]; in `y` [B, S] negative numbers are padding.
+    """
+    counts = (y >= 0).sum(dim=1)
+    return F.ctc_loss(log_p, y.clamp_min(0), lengths, counts, BLANK, reduction="none")
+
+
+def decoder(which: Decoding) -> Decoder:
+    return {"greedy": greedy, "prefix": prefix_search, "beam": beam_search}[which]
+
+
+def greedy(log_p: LogProbs) -> Labelling:
+    """The labelling of the most probable path.
+
+    >>> greedy(np.log([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.2, 0.8]]))
+    [1, 1]
+    """
+    best = log_p.argmax(axis=1)
+    starts = np.flatnonzero(np.diff(best, prepend=BLANK) != 0)
+    return [int(label) for label in best[starts] if label != BLANK]
+
+
+def prefix_search(log_p: LogProbs, threshold: float = THRESHOLD) -> Labelling:
+    """The most probable labelling of each section between steps that are blank, joined.
+
+    With a threshold above 1 there is one section, and the labelling is the most probable one.
+
+    >>> prefix_search(np.log([[0.6, 0.4], [0.6, 0.4]]))  # the best path is blank, blank: 0.36
+    [1]
+    """
+    cuts = np.flatnonzero(log_p[:, BLANK] > np.log(threshold)) if threshold <= 1 else []
+    sections = np.split(log_p, cuts)
+    return [label for section in sections if len(section) for label in _search(section)]
+
+
+class _Prefix(NamedTuple):
+    """A prefix with the log probability, at each step, of having said it and nothing else: its last
+    step being its last label, or a blank."""
+
+    labels: tuple[int, ...]
+    said: LogProbs
+    blank: LogProbs
+
+
+def _search(log_p: LogProbs) -> Labelling:
+    """Graves' prefix search (2006, Section 3.2): always extend the prefix with most probability
+    left beyond it, until that is less than the best labelling found."""
+    with np.errstate(divide="ignore"):  # log 0 is meant
+        start = _Prefix((), np.full(len(log_p), -np.inf), np.cumsum(log_p[:, BLANK]))
+        best, best_p = start.labels, start.blank[-1]
+        queue = [(-_log_rest(0.0, best_p), start)]
+        for _ in range(MOST_PREFIXES):
+            if not queue or -queue[0][0] <= best_p:
+                break
+            _, prefix = heapq.heappop(queue)
+            said, blank, whole = _extend(prefix, log_p)
+            exactly = np.logaddexp(said[-1], blank[-1])
+            for label in range(1, log_p.shape[1]):
+                labels = (*prefix.labels, label)
+                if exactly[label] > best_p:
+                    best, best_p = labels, exactly[label]
+                beyond = _log_rest(whole[label], exactly[label])
+                if beyond > best_p:
+                    longer = _Prefix(labels, said[:, label], blank[:, label])
+                    heapq.heappush(queue, (-beyond, longer))
+    return list(best)
+
+
+def _extend(prefix: _Prefix, log_p: LogProbs) -> tuple[LogProbs, LogProbs, LogProbs]:
+    """`said` and `blank` of the prefix with each label behind it [T, labels], and the log
+    probability of all labellings that begin so [labels]."""
+    steps, labels = log_p.shape
+    said, blank = np.full((2, steps, labels), -np.inf)
+    if not prefix.labels:
+        said[0] = log_p[0]
+    whole = said[0].copy()
+    for t in range(1, steps):
+        new = np.full(labels, np.logaddexp(prefix.blank[t - 1], prefix.said[t - 1]))
+        if prefix.labels:  # the same label again counts only after a blank
+            new[prefix.labels[-1]] = prefix.blank[t - 1]
+        new += log_p[t]
+        said[t] = np.logaddexp(new, said[t - 1] + log_p[t])
+        blank[t] = np.logaddexp(blank[t - 1], said[t - 1]) + log_p[t, BLANK]
+        whole = np.logaddexp(whole, new)
+    return said, blank, whole
+
+
+def _log_rest(whole: float, part: float) -> float:
+    """log(exp(whole) - exp(part)), -inf where nothing is left."""
+    if part >= whole:
+        return -np.inf
+    return float(whole + np.log1p(-np.exp(part - whole)))
+
+
+def beam_search(log_p: LogProbs, width: int = BEAM) -> Labelling:
+    """The most probable labelling among the `width` prefixes kept at each step.
+
+    >>> beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]))
+    [1]
+    """
+    beam: dict[tuple[int, ...], tuple[float, float]] = {(): (-np.inf, 0.0)}  # said, blank
+    for now in log_p:
+        following: dict[tuple[int, ...], tuple[float, float]]
+        following = defaultdict(lambda: (-np.inf, -np.inf))
+        likely = np.argsort(-now)[: width + 1].tolist()
+        for labels, (said, blank) in beam.items():
+            total = np.logaddexp(said, blank)
+            old = following[labels]
+            stays = said + now[labels[-1]] if labels else -np.inf
+            following[labels] = (
+                np.logaddexp(old[0], stays),
+                np.logaddexp(old[1], total + now[BLANK]),
+            )
+            for label in likely:
+                if label == BLANK:
+                    continue
+                longer = (*labels, label)
+                comes = (blank if labels and labels[-1] == label else total) + now[label]
+                old = following[longer]
+                following[longer] = (np.logaddexp(old[0], comes), old[1])
+        ranked = sorted(following.items(), key=lambda item: -np.logaddexp(*item[1]))
+        beam = dict(ranked[:width])
+    return list(next(iter(beam)))
+
+
+def confidences(log_p: Sequence[Tensor], labelling: Sequence[int]) -> list[float]:
+    """For each label of a labelling, the probability that it is that one: p(labelling) over the sum
+    of p of the labellings with another label in its place, or none.
+
+    `log_p` holds [T, labels] of each draw of the weights; probabilities are averaged over them.
+    """
+    if not labelling:
+        return []
+    count = log_p[0].shape[1]
+    variants = [
+        [*labelling[:i], *([] if other == BLANK else [other]), *labelling[i + 1 :]]
+        for i in range(len(labelling))
+        for other in range(count)
+    ]
+    lengths = torch.tensor([len(each) for each in variants])
+    y = torch.tensor([[*each, *[-1] * (len(labelling) - len(each))] for each in variants])
+    found = [
+        -ctc_nll(
+            each.double().cpu()[:, None].expand(-1, len(variants), -1),
+            torch.full_like(lengths, len(each)),
+            y,
+        )
+        for each in log_p
+    ]
+    table = torch.stack(found).logsumexp(dim=0).view(len(labelling), count)
+    chosen = table.gather(1, torch.tensor(labelling)[:, None])[:, 0]
+    return (chosen - table.logsumexp(dim=1)).exp().tolist()
+
+
+def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    """The fewest insertions, deletions and substitutions that turn one into the other.
+
+    >>> edit_distance([1, 2, 3], [2, 3, 4])
+    2
+    """
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, start=1):
+        diagonal, row[0] = row[0], i
+        for j, b in enumerate(other, start=1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (a != b))
+    return row[-1]

@@ -1,0 +1,146 @@
+"""Scores of utterances: the loss, and the error rate of what is read off; transcriptions."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.utterances import UtteranceLoader
+from bayesrnn.errors import require
+from bayesrnn.evaluate.ctc import (
+    Decoder,
+    LogProbs,
+    confidences,
+    ctc_nll,
+    edit_distance,
+    greedy,
+)
+from bayesrnn.evaluate.perplexity import evaluating
+
+
+@dataclass(frozen=True)
+class SpeechEvaluation:
+    """NLL in nats a label, and the label error rate: all edit distances over all labels, in
+    percent.
+
+    `samples` is 0 for the posterior mean. With draws, an utterance's probability is averaged over
+    them, and labels are read off the average of what they say at each step; `expected_nll`
+    averages the log probabilities instead, and is None for the mean.
+    """
+
+    utterances: int
+    labels: int
+    samples: int
+    nll: float
+    per: float
+    expected_nll: float | None
+
+
+def evaluate_speech(
+    model: Bayesian,
+    loader: UtteranceLoader,
+    decode: Decoder = greedy,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> SpeechEvaluation:
+    """Score every utterance once; `samples` = 0 uses the posterior mean.
+
+    `advance` is told the number of labels of every batch, once a draw.
+    """
+    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    draws = max(samples, 1)
+    batches: list[_Outputs] = []
+    expected = 0.0
+    for _ in range(draws):
+        with evaluating(model), model.weights("sample" if samples else "mean"):
+            if samples:
+                model.resample(generator=generator)
+            found = _read(model, loader, advance)
+        expected -= sum(each.log_sum.sum().item() for each in found) / draws
+        batches = [a.plus(b) for a, b in zip(batches, found, strict=True)] if batches else found
+    nll = -sum((each.log_sum - math.log(draws)).sum().item() for each in batches)
+    errors = sum(
+        edit_distance(decode(log_p), labels)
+        for each in batches
+        for log_p, labels in each.utterances(draws)
+    )
+    count = loader.targets
+    return SpeechEvaluation(
+        len(loader.utterances),
+        count,
+        samples,
+        nll / count,
+        100 * errors / count,
+        expected / count if samples else None,
+    )
+
+
+class _Outputs(NamedTuple):
+    """What draws say of a batch, probabilities summed: at each step, and of each utterance."""
+
+    log_p: Tensor
+    lengths: Tensor
+    y: Tensor
+    log_sum: Tensor
+
+    def plus(self, other: "_Outputs") -> "_Outputs":
+        log_p = torch.logaddexp(self.log_p, other.log_p)
+        return self._replace(log_p=log_p, log_sum=torch.logaddexp(self.log_sum, other.log_sum))
+
+    def utterances(self, draws: int) -> Iterator[tuple[LogProbs, list[int]]]:
+        """The average of `draws` at each step, and the true labels."""
+        log_p = (self.log_p.double() - math.log(draws)).cpu().numpy()
+        for b, (length, y) in enumerate(zip(self.lengths.tolist(), self.y.tolist(), strict=True)):
+            yield log_p[:length, b], [label for label in y if label >= 0]
+
+
+def _read(
+    model: Bayesian, loader: UtteranceLoader, advance: Callable[[int], None] | None
+) -> list[_Outputs]:
+    """The outputs for all batches under the weights in force."""
+    found = []
+    before, loader.position = loader.position, 0
+    try:
+        for batch in loader:
+            log_p, lengths = model(batch.x)
+            log_sum = -ctc_nll(log_p, lengths, batch.y).double()
+            found.append(_Outputs(log_p, lengths, batch.y, log_sum))
+            if advance is not None:
+                advance(batch.targets)
+    finally:
+        loader.position = before
+    return found
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """Label ids, and for each the probability that it is that one."""
+
+    labels: list[int]
+    confidence: list[float]
+
+
+def transcribe(
+    model: Bayesian,
+    features: Tensor,
+    decode: Decoder,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+) -> Transcription:
+    """What is said in an utterance [T, bands], by the posterior mean; `samples` draws, if any, say
+    how sure that is."""
+    with evaluating(model):
+        with model.weights("mean"):
+            log_p = model(features[:, None])[0][:, 0]
+        draws = [] if samples else [log_p]
+        for _ in range(samples):
+            with model.weights("sample"):
+                model.resample(generator=generator)
+                draws.append(model(features[:, None])[0][:, 0])
+    labels = decode(log_p.double().cpu().numpy())
+    return Transcription(labels, confidences(draws, labels))
