@@ -1,0 +1,139 @@
+"""CTC against enumeration: every path of a case that is small enough."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bayesrnn.evaluate.ctc import (
+    beam_search,
+    confidences,
+    ctc_nll,
+    edit_distance,
+    greedy,
+    prefix_search,
+)
+
+SEQUENCES = st.lists(st.integers(1, 3), max_size=6)
+
+
+def merge(path: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(label for label, _ in itertools.groupby(path) if label != 0)
+
+
+def enumerate_labellings(log_p: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+    """The probability of every labelling, from all its paths."""
+    steps, labels = log_p.shape
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    for path in itertools.product(range(labels), repeat=steps):
+        found[merge(path)] += float(np.exp(log_p[np.arange(steps), path].sum()))
+    return found
+
+
+def random_outputs(seed: int, steps: int, labels: int, sharp: float) -> NDArray[np.float64]:
+    z = np.random.default_rng(seed).normal(size=(steps, labels)) * sharp
+    return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+
+
+CASES = [
+    random_outputs(seed, steps, labels, sharp)
+    for seed in range(8)
+    for steps, labels in ((1, 3), (4, 2), (5, 4), (6, 3))
+    for sharp in (0.3, 2.0)
+]
+
+
+@pytest.mark.parametrize("log_p", CASES)
+def test_prefix_search_finds_the_most_probable_labelling(log_p: NDArray[np.float64]) -> None:
+    truth = enumerate_labellings(log_p)
+    assert sum(truth.values()) == pytest.approx(1)
+    found = tuple(prefix_search(log_p, threshold=2.0))
+    assert truth[found] == pytest.approx(max(truth.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("log_p", CASES)
+def test_a_wide_beam_finds_it_too(log_p: NDArray[np.float64]) -> None:
+    truth = enumerate_labellings(log_p)
+    assert truth[tuple(beam_search(log_p, width=500))] == pytest.approx(max(truth.values()))
+
+
+def test_it_can_be_another_than_that_of_the_best_path() -> None:
+    differ = [greedy(log_p) != prefix_search(log_p, threshold=2.0) for log_p in CASES]
+    assert any(differ)
+    assert not all(differ)
+
+
+@pytest.mark.parametrize("decode", [greedy, prefix_search, beam_search])
+def test_sections_between_blanks_are_read_one_by_one(
+    decode: Callable[[NDArray[np.float64]], list[int]],
+) -> None:
+    sure = np.full((7, 3), 1e-4)
+    for step, label in enumerate([1, 1, 0, 1, 2, 0, 0]):
+        sure[step, label] = 0.9998
+    assert decode(np.log(sure)) == [1, 1, 2]
+
+
+def test_a_network_that_knows_nothing_is_read_in_bounded_time() -> None:
+    assert isinstance(prefix_search(np.full((80, 30), -np.log(30))), list)
+
+
+def test_certain_outputs_may_have_a_probability_of_zero() -> None:
+    with np.errstate(divide="ignore"):
+        log_p = np.log(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
+    assert greedy(log_p) == prefix_search(log_p) == beam_search(log_p) == [1, 1]
+
+
+def test_the_loss_is_that_of_the_labelling() -> None:
+    log_p = CASES[5]
+    truth = enumerate_labellings(log_p)
+    y = torch.tensor([[1, 2, -1], [1, -1, -1], [-1, -1, -1], [2, 1, 3]])
+    wide = torch.from_numpy(log_p)[:, None].expand(-1, 4, -1)
+    losses = ctc_nll(wide, torch.full((4,), len(log_p)), y)
+    expected = [-np.log(truth[key]) for key in ((1, 2), (1,), (), (2, 1, 3))]
+    assert losses.tolist() == pytest.approx(expected)
+
+
+def test_confidence_is_the_probability_given_the_other_labels() -> None:
+    first, second = (enumerate_labellings(log_p) for log_p in (CASES[5], CASES[13]))
+    found = confidences([torch.from_numpy(CASES[5]), torch.from_numpy(CASES[13])], [2, 1])
+
+    def p(*labelling: int) -> float:
+        return first[labelling] + second[labelling]
+
+    at_first = p(2, 1) / sum(p(*((k, 1) if k else (1,))) for k in range(4))
+    at_second = p(2, 1) / sum(p(*((2, k) if k else (2,))) for k in range(4))
+    assert found == pytest.approx([at_first, at_second])
+    assert confidences([torch.from_numpy(CASES[5])], []) == []
+
+
+@given(SEQUENCES, SEQUENCES, SEQUENCES)
+def test_edit_distance_is_a_distance(a: list[int], b: list[int], c: list[int]) -> None:
+    assert edit_distance(a, a) == 0
+    assert (edit_distance(a, b) == 0) == (a == b)
+    assert edit_distance(a, b) == edit_distance(b, a)
+    assert edit_distance(a, c) <= edit_distance(a, b) + edit_distance(b, c)
+    assert abs(len(a) - len(b)) <= edit_distance(a, b) <= max(len(a), len(b))
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 2), max_size=4), st.lists(st.integers(1, 2), max_size=4))
+def test_edit_distance_is_the_fewest_edits(a: list[int], b: list[int]) -> None:
+    """By a search over all edits, breadth first."""
+    reached, distance = {tuple(a)}, 0
+    while tuple(b) not in reached:
+        reached |= {each for one in reached for each in _edited(one)}
+        distance += 1
+    assert edit_distance(a, b) == distance
+
+
+def _edited(one: tuple[int, ...]) -> set[tuple[int, ...]]:
+    shorter = {one[:i] + one[i + 1 :] for i in range(len(one))}
+    other = {(*one[:i], k, *one[i + 1 :]) for i in range(len(one)) for k in (1, 2)}
+    longer = {(*one[:i], k, *one[i:]) for i in range(len(one) + 1) for k in (1, 2)}
+    return shorter | other | (longer if len(one) < 5 else set())
