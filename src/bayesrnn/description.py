@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from bayesrnn.objective import Lengths
-
 
 @dataclass(frozen=True)
 class Description:
@@ -28,15 +26,19 @@ class Description:
     bits_per_weight: float | None
 
 
-def describe(nats: Lengths, targets: int, labels: int | None, weights: int) -> Description:
-    """Of `targets` targets, each one of `labels`, by a network of `weights` drawn weights.
+def describe(
+    error: float | None, complexity: float | None, targets: int, labels: int | None, weights: int
+) -> Description:
+    """Of `targets` targets, each one of `labels`, by a network of `weights` drawn weights, from the
+    losses in nats (None: not measured, or undefined).
 
-    >>> found = describe(Lengths(error=8.0, complexity=2.0, total=10.0), 5, labels=8, weights=4)
+    >>> found = describe(error=8.0, complexity=2.0, targets=5, labels=8, weights=4)
     >>> round(found.total_bits, 2), found.uniform_bits, round(found.ratio, 3)
     (14.43, 15.0, 0.962)
     """
-    bits = [None if each is None else each / math.log(2) for each in nats]
-    error, complexity, total = bits
+    total = None if error is None or complexity is None else error + complexity
+    nats = (error, complexity, total)
+    error, complexity, total = (None if each is None else each / math.log(2) for each in nats)
     uniform = None if labels is None else targets * math.log2(labels)
     return Description(
         *nats,

@@ -42,10 +42,9 @@ class CountedBatch(Protocol):
 
 
 class Lengths(NamedTuple):
-    """Error, complexity and total; the last two None where they are undefined (Delta, Uniform), the
-    error where it was not measured."""
+    """Error, complexity and total; the last two None where they are undefined (Delta, Uniform)."""
 
-    error: float | None
+    error: float
     complexity: float | None
     total: float | None
 

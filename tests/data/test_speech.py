@@ -13,8 +13,8 @@ from bayesrnn.errors import UserError
 from speech_runs import RATE, WORDS, soundfile, tone, write_corpus
 
 PHONES_61 = (
-    "iy ih eh ey ae aa aw ay ah ao oy ow uh uw ux er ax ix axr ax-h jh ch b d g p t k dx s sh z zh f "
-    "th v dh m n ng em en nx eng l r w y hh hv el bcl dcl gcl pcl tcl kcl q pau epi h#"
+    "iy ih eh ey ae aa aw ay ah ao oy ow uh uw ux er ax ix axr ax-h jh ch b d g p t k dx s sh z zh "
+    "f th v dh m n ng em en nx eng l r w y hh hv el bcl dcl gcl pcl tcl kcl q pau epi h#"
 )
 
 
@@ -34,7 +34,7 @@ def test_a_sphinx_corpus_is_read(tmp_path: Path) -> None:
     assert not speakers["train"] & speakers["valid"]
     first = load_speech(settings(tmp_path / "toy", valid=0)).splits["train"][0]
     line = (tmp_path / "toy/etc/toy_train.transcription").read_text().splitlines()[0]
-    words = [word for word in line.split()[1:-2]]
+    words = line.split()[1:-2]
     assert found.vocabulary.decode(first.labels) == [p for w in words for p in WORDS[w]]
     seconds = 0.04 + 0.16 * len(first.labels)
     assert len(first.features) == pytest.approx(100 * seconds, abs=4)
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_corpus_is_said(tmp_path: Path) -> None:
             load_speech(settings(folder))
     transcripts.write_text(before)
     next(folder.rglob("u3-train.flac")).unlink()
-    with pytest.raises(UserError, match="no audio file for .*u3-train"):
+    with pytest.raises(UserError, match=r"no audio file for .*u3-train"):
         load_speech(settings(folder))
 
 

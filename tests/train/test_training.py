@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Laplace, Normal, kl_divergence
 
 import bayesrnn as br
+from bayesrnn.description import Description
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import LanguageModel
 from bayesrnn.recipe import Recipe
@@ -27,7 +29,8 @@ STILL = {"lr": 1e-30, "options": {}}  # no weight moves, so that an epoch has on
 STEP_KEYS = {"kind", "step", "epoch", "nll", "perplexity", "kl", "words_per_second"}
 EPOCH_KEYS = {
     *("kind", "step", "epoch", "lr", "train_nll", "train_perplexity", "kl", "seconds"),
-    *("error_bits", "complexity_bits", "total_bits", "valid_nll", "valid_perplexity"),
+    *("valid_nll", "valid_perplexity"),
+    *(field.name for field in fields(Description)),
 }
 
 

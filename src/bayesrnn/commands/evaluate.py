@@ -38,7 +38,6 @@ from bayesrnn.evaluate.ctc import Decoding, decoder
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.evaluate.speech import evaluate_speech
-from bayesrnn.objective import Lengths
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.speech import SpeechTask
@@ -180,10 +179,7 @@ def _description(
             complexity = model.kl().item()
     targets = task.batches.targets
     error = None if expected_nll is None or split != "train" else expected_nll * targets
-    total = None if error is None or complexity is None else error + complexity
-    return asdict(
-        describe(Lengths(error, complexity, total), targets, task.labels, model.weight_count)
-    )
+    return asdict(describe(error, complexity, targets, task.labels, model.weight_count))
 
 
 def _speech(

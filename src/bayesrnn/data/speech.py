@@ -41,12 +41,75 @@ FOLDED = {
 }
 """TIMIT's 61 phones to 39 (Lee & Hon 1989); those not here stay, and "q" is left out."""
 PHONES_39 = tuple(
-    "aa ae ah aw ay b ch d dh dx eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th uh uw "
-    "v w y z".split()
+    [
+        "aa",
+        "ae",
+        "ah",
+        "aw",
+        "ay",
+        "b",
+        "ch",
+        "d",
+        "dh",
+        "dx",
+        "eh",
+        "er",
+        "ey",
+        "f",
+        "g",
+        "hh",
+        "ih",
+        "iy",
+        "jh",
+        "k",
+        "l",
+        "m",
+        "n",
+        "ng",
+        "ow",
+        "oy",
+        "p",
+        "r",
+        "s",
+        "sh",
+        "sil",
+        "t",
+        "th",
+        "uh",
+        "uw",
+        "v",
+        "w",
+        "y",
+        "z",
+    ]
 )
 CORE_TEST = frozenset(
-    "MDAB0 MWBT0 FELC0 MTAS1 MWEW0 FPAS0 MJMP0 MLNT0 FPKT0 MLLL0 MTLS0 FJLM0 MBPM0 MKLT0 FNLP0 "
-    "MCMJ0 MJDH0 FMGD0 MGRT0 MNJM0 FDHC0 MJLN0 MPAM0 FMLD0".split()
+    [
+        "MDAB0",
+        "MWBT0",
+        "FELC0",
+        "MTAS1",
+        "MWEW0",
+        "FPAS0",
+        "MJMP0",
+        "MLNT0",
+        "FPKT0",
+        "MLLL0",
+        "MTLS0",
+        "FJLM0",
+        "MBPM0",
+        "MKLT0",
+        "FNLP0",
+        "MCMJ0",
+        "MJDH0",
+        "FMGD0",
+        "MGRT0",
+        "MNJM0",
+        "FDHC0",
+        "MJLN0",
+        "MPAM0",
+        "FMLD0",
+    ]
 )
 """The speakers of TIMIT's core test set."""
 
@@ -169,8 +232,8 @@ def _read_corpus(
         spoken, labels = _list_timit(folder, settings)
     else:
         raise UserError(
-            f"{folder} has neither etc/*_train.fileids (CMU Sphinx) nor TRAIN and TEST (TIMIT), nor "
-            f"{MANIFEST}; set data.path to a corpus"
+            f"{folder} has neither etc/*_train.fileids (CMU Sphinx) nor TRAIN and TEST (TIMIT) nor "
+            f"{MANIFEST} (features); set data.path to a corpus"
         )
     vocabulary = Vocabulary((BLANK, *labels))
     parts: dict[str, list[Utterance]] = {}
@@ -217,9 +280,7 @@ def _list_sphinx(folder: Path, settings: SpeechData) -> tuple[list[Spoken], list
     stem = lists.name.removesuffix("_train.fileids")
     dictionaries = sorted(folder.glob("etc/*.dic"))
     if not dictionaries:
-        raise UserError(
-            f"{folder / 'etc'} has no dictionary *.dic, which says how words are spoken"
-        )
+        raise UserError(f"{folder / 'etc'} has no *.dic, the dictionary of how words are spoken")
     phones = _read_dictionary(dictionaries[0], settings.variants)
     spoken = []
     for part in ("train", "test"):

@@ -62,7 +62,7 @@ def prefix_search(log_p: LogProbs, threshold: float = THRESHOLD) -> Labelling:
     >>> prefix_search(np.log([[0.6, 0.4], [0.6, 0.4]]))  # the best path is blank, blank: 0.36
     [1]
     """
-    cuts = np.flatnonzero(log_p[:, BLANK] > np.log(threshold)) if threshold <= 1 else []
+    cuts = np.flatnonzero(log_p[:, BLANK] > np.log(threshold))
     sections = np.split(log_p, cuts)
     return [label for section in sections if len(section) for label in _search(section)]
 

@@ -81,8 +81,8 @@ def _check_choice(recipe: Recipe, task: Task) -> None:
     chooses = recipe.train.keep == "best" or recipe.train.patience > 0
     if chooses and task.watched.startswith("test_"):
         raise UserError(
-            "train.keep and train.patience need a validation set, and there is none; set data.split "
-            "so that there is one, or leave them out"
+            "train.keep and train.patience need a validation set, and there is none; set "
+            "data.split so that there is one, or leave them out"
         )
 
 
@@ -282,7 +282,9 @@ class Trainer:
     def _description(self) -> dict[str, float | None]:
         """The description length of the epoch's targets."""
         sums = self.objective.epoch
-        return asdict(describe(sums.nats, sums.targets, self.task.labels, self.model.weight_count))
+        error, complexity, _ = sums.nats
+        weights = self.model.weight_count
+        return asdict(describe(error, complexity, sums.targets, self.task.labels, weights))
 
     # --- when things end -----------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class SpeechTask:
         assert isinstance(recipe.data, SpeechData)
         assert isinstance(recipe.model, SpeechSettings)
         self.device = device
-        self.unit = recipe.data.targets
+        self.unit: str = recipe.data.targets
         self.speech = load_speech(recipe.data)
         if vocabulary is not None and vocabulary != self.speech.vocabulary:
             raise UserError(
