@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bayesrnn.data import SpeechData, Vocabulary, load_speech, save_features
-from bayesrnn.data.speech import FOLDED, MANIFEST, PHONES_39, TENSORS, fold_phones
+from bayesrnn.data.corpora import FOLDED, PHONES_39, fold_phones, list_sphinx
+from bayesrnn.data.speech import MANIFEST, TENSORS
 from bayesrnn.errors import UserError
 from speech_runs import RATE, WORDS, soundfile, tone, write_corpus
 
@@ -162,9 +163,7 @@ def test_an4_itself(data_folder: Callable[[str], Path]) -> None:
         part: (folder / f"etc/an4_{part}.fileids").read_text().split() for part in ("train", "test")
     }
     assert {part: len(names) for part, names in lists.items()} == {"train": 948, "test": 130}
-    from bayesrnn.data.speech import _list_sphinx
-
-    spoken, labels = _list_sphinx(folder, SpeechData(str(folder), variants=("A(2)",)))
+    spoken, labels = list_sphinx(folder, SpeechData(str(folder), variants=("A(2)",)))
     assert len(labels) == 33
     assert len(spoken) == 1078
     targets = sum(len(one.labels) for one in spoken if one.part == "train")
