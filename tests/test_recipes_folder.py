@@ -1,11 +1,23 @@
 """Every recipe that is shipped can be read, built, and is what it says."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bayesrnn import Delta, DropoutSettings, Gaussian, Normal, ScaleMixture, Uniform, Vocabulary
+from bayesrnn import (
+    Delta,
+    DropoutSettings,
+    Gaussian,
+    Laplace,
+    Normal,
+    Posterior,
+    Prior,
+    ScaleMixture,
+    Uniform,
+    Vocabulary,
+)
 from bayesrnn.recipe import read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
@@ -92,3 +104,43 @@ def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None
     assert both[0].data == both[1].data
     assert both[0].model == both[1].model
     assert both[0].train == both[1].train
+
+
+def test_the_ten_networks_of_graves_are_the_published_ones() -> None:
+    """Graves 2011, Table 1: one topology, one way of training, ten posteriors and priors."""
+    table: dict[str, tuple[Posterior, Prior]] = {
+        "adaptive-l1": (Delta(), Laplace("fit", "fit")),
+        "adaptive-l2": (Delta(), Normal("fit", "fit")),
+        "adaptive-mean-l2": (Delta(), Normal("fit", math.sqrt(0.1))),
+        "l2": (Delta(), Normal(0.0, math.sqrt(0.1))),
+        "ml": (Delta(), Uniform()),
+        "l1": (Delta(), Laplace(0.0, 1 / 12)),
+        "adaptive-mean-l1": (Delta(), Laplace("fit", 1 / 12)),
+        "weight-noise": (Gaussian(0.075, learn_scale=False), Uniform()),
+        "adaptive-prior-weight-noise": (
+            Gaussian(0.075, learn_scale=False),
+            Normal("fit", "fit"),
+        ),
+        "adaptive-weight-noise": (Gaussian(0.075), Normal("fit", "fit")),
+    }
+    recipes = {
+        path.stem.removeprefix("an4-"): read_recipe(path, ["data.path=an4"])
+        for path in RECIPES
+        if path.stem.startswith("an4-") and "mdlstm" not in path.stem
+    }
+    assert recipes.keys() == table.keys()
+    for name, recipe in recipes.items():
+        assert (recipe.posterior, recipe.prior) == table[name]
+        assert recipe.model == recipes["ml"].model
+        assert recipe.model.init == 0.1
+        assert recipe.train.keep == "best"
+        compresses = recipe.posterior != Delta() and isinstance(recipe.prior, Normal)
+        assert (recipe.data.valid == 0) == compresses  # these two need no early stopping
+        assert replace(recipe.data, valid=0.1) == recipes["ml"].data
+    for name in ("ml", "adaptive-weight-noise"):
+        path = next(path for path in RECIPES if path.stem == f"an4-mdlstm-{name}")
+        recipe = read_recipe(path, ["data.path=an4"])
+        assert (recipe.posterior, recipe.prior) == table[name]
+        labels = Vocabulary(("<blank>", *(f"p{i}" for i in range(39))))
+        model = build_model(recipe, build_module(recipe, labels))
+        assert model.weight_count == 139_536
