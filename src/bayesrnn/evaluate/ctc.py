@@ -19,9 +19,9 @@ from torch import Tensor
 BLANK = 0
 THRESHOLD = 0.995
 """Prefix search goes section by section, cut where the blank is more probable (Graves 2011)."""
-MOST_PREFIXES = 2_000
-"""After so many prefixes of a section the best labelling so far is taken: a bound on time for a
-network that is not yet sure of anything."""
+MOST_PREFIXES = 300
+"""After so many prefixes of a section a beam search takes over: a bound on the time for a network
+that is not sure of anything."""
 BEAM = 20
 
 LogProbs = NDArray[np.float64]
@@ -78,14 +78,15 @@ class _Prefix(NamedTuple):
 
 def _search(log_p: LogProbs) -> Labelling:
     """Graves' prefix search (2006, Section 3.2): always extend the prefix with most probability
-    left beyond it, until that is less than the best labelling found."""
+    left beyond it, until that is less than the best labelling found; or, where that takes too long,
+    the best of those found and of a beam search."""
     with np.errstate(divide="ignore"):  # log 0 is meant
         start = _Prefix((), np.full(len(log_p), -np.inf), np.cumsum(log_p[:, BLANK]))
         best, best_p = start.labels, start.blank[-1]
         queue = [(-_log_rest(0.0, best_p), start)]
         for _ in range(MOST_PREFIXES):
             if not queue or -queue[0][0] <= best_p:
-                break
+                return list(best)
             _, prefix = heapq.heappop(queue)
             said, blank, whole = _extend(prefix, log_p)
             exactly = np.logaddexp(said[-1], blank[-1])
@@ -97,7 +98,8 @@ def _search(log_p: LogProbs) -> Labelling:
                 if beyond > best_p:
                     longer = _Prefix(labels, said[:, label], blank[:, label])
                     heapq.heappush(queue, (-beyond, longer))
-    return list(best)
+        labels, at_least = _beam(log_p, BEAM)
+    return list(labels if at_least > best_p else best)
 
 
 def _extend(prefix: _Prefix, log_p: LogProbs) -> tuple[LogProbs, LogProbs, LogProbs]:
@@ -132,6 +134,11 @@ def beam_search(log_p: LogProbs, width: int = BEAM) -> Labelling:
     >>> beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]))
     [1]
     """
+    return list(_beam(log_p, width)[0])
+
+
+def _beam(log_p: LogProbs, width: int) -> tuple[tuple[int, ...], float]:
+    """The best labelling, and the log probability of those of its paths that were followed."""
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (-np.inf, 0.0)}  # said, blank
     for now in log_p:
         following: dict[tuple[int, ...], tuple[float, float]]
@@ -154,7 +161,8 @@ def beam_search(log_p: LogProbs, width: int = BEAM) -> Labelling:
                 following[longer] = (np.logaddexp(old[0], comes), old[1])
         ranked = sorted(following.items(), key=lambda item: -np.logaddexp(*item[1]))
         beam = dict(ranked[:width])
-    return list(next(iter(beam)))
+    labels, both = next(iter(beam.items()))
+    return labels, float(np.logaddexp(*both))
 
 
 def confidences(log_p: Sequence[Tensor], labelling: Sequence[int]) -> list[float]:
