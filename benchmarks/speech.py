@@ -207,11 +207,41 @@ def collect(out: Path, linear: Path | None) -> dict[str, Any]:
     return {**facts, "gpu": gpu, "networks": found, "pruning": rows}
 
 
+def entries(found: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What results/summary.json says of all this; `common` is the same in every entry. The paper's
+    numbers are of TIMIT, so none is entered as the one to compare with."""
+    values: dict[str, tuple[float, str]] = {}
+    for name, one in found["networks"].items():
+        key = f"an4.{name.replace('-', '_')}"
+        values[f"{key}.per"] = one["per"], "% of the phones"
+        values[f"{key}.epochs"] = one["kept_epoch"], "epochs"
+        if one.get("ratio") is not None:
+            values[f"{key}.ratio"] = one["ratio"], "bits / bits of a uniform code"
+        if "utterances_per_second" in one:
+            speed = one["utterances_per_second"]
+            values["an4.mdlstm_utterances_per_second"] = speed, "utterances trained a second"
+    units = {
+        "weights": "weights",
+        "percent": "% of the weights",
+        "per": "% of the phones",
+        "per_retrained": "% of the phones",
+        "retrain_epochs": "epochs",
+        "bits_per_weight": "bits a weight",
+    }
+    for row in found["pruning"]:
+        for name, unit in units.items():
+            values[f"an4.prune_{row['lambda']:g}.{name}"] = row[name], unit
+    return {
+        key: {"value": value, "unit": unit, "published": None, **common}
+        for key, (value, unit) in values.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mel", type=Path, required=True, help="features of an4-*.toml")
+    parser.add_argument("--mel", type=Path, help="features of an4-*.toml")
     parser.add_argument("--linear", type=Path, help="features of an4-mdlstm-*.toml (else left out)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
@@ -225,7 +255,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="names: ml l2 prune-0.5 ...")
     parser.add_argument("--set", nargs="*", default=[], help="changes to all recipes: train.lr=...")
+    parser.add_argument(
+        "--summary",
+        type=json.loads,
+        help="train nothing; print entries for results/summary.json with these further fields: "
+        '{"hardware": ..., "command": ..., "commit": ..., "log": ...}',
+    )
     given = parser.parse_args()
+    if given.summary is not None:
+        found = json.loads((given.out / "speech.json").read_text())
+        print(json.dumps(entries(found, {"seeds": [given.seed], **given.summary}), indent=1))
+        return
+    if given.mel is None:
+        parser.error("--mel is needed, to train on")
     given.out.mkdir(parents=True, exist_ok=True)
     run = Commands(60 * given.minutes, given.threads)
     threading.Thread(target=run.stop_in_time, daemon=True).start()

@@ -50,6 +50,7 @@ def test_transcribe_and_evaluate(run: Path, tmp_path: Path, cli: Cli) -> None:
     beam = json.loads(cli("evaluate", run, "--decoding", "beam", "--samples", 2, "--json").out)
     assert beam["expected_nll"] is not None
     assert cli("evaluate", run, "--streams", 2).code == 2
+    assert "bayesrnn transcribe" in cli("uncertainty", run).errors[0]
     assert cli("evaluate", run, "--predictions", tmp_path / "p.csv").code == 2
 
 

@@ -30,6 +30,7 @@ from bayesrnn.evaluate import (
     RateSearch,
     dynamic_evaluate,
     evaluate_labelled,
+    evaluate_speech,
     evaluate_text,
     search_rate,
     write_predictions,
@@ -37,7 +38,6 @@ from bayesrnn.evaluate import (
 from bayesrnn.evaluate.ctc import Decoding, decoder
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
-from bayesrnn.evaluate.speech import evaluate_speech
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.speech import SpeechTask

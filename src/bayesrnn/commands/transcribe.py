@@ -21,8 +21,8 @@ from bayesrnn.commands.options import (
 from bayesrnn.data import SpeechData, read_audio, spectrogram
 from bayesrnn.data.audio import STEP, import_soundfile
 from bayesrnn.errors import UserError
+from bayesrnn.evaluate import transcribe as transcribe_features
 from bayesrnn.evaluate.ctc import decoder
-from bayesrnn.evaluate.speech import transcribe as transcribe_features
 from bayesrnn.saving import load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 

@@ -24,7 +24,7 @@ from bayesrnn.commands.options import (
     recipe_of,
 )
 from bayesrnn.commands.tables import columns, show, shown
-from bayesrnn.data import StreamLoader, TextData, encode_file, load_text
+from bayesrnn.data import SpeechData, StreamLoader, TextData, encode_file, load_text
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import (
     Categorical,
@@ -98,6 +98,11 @@ def uncertainty(
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, data)
     settings = recipe.data
+    if isinstance(settings, SpeechData):
+        raise UserError(
+            f"{run} is a run on speech; `bayesrnn transcribe RUN FILE --samples 10` says how sure "
+            "each label is"
+        )
     if not isinstance(settings, TextData):
         check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
         task = LabelledTask(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)

@@ -26,6 +26,12 @@ from bayesrnn.evaluate.labelled import (
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
+from bayesrnn.evaluate.speech import (
+    SpeechEvaluation,
+    Transcription,
+    evaluate_speech,
+    transcribe,
+)
 from bayesrnn.evaluate.uncertainty import (
     Detection,
     EntropyGap,
@@ -53,7 +59,9 @@ __all__ = [
     "RateSearch",
     "Reliability",
     "RiskCoverage",
+    "SpeechEvaluation",
     "TextUncertainty",
+    "Transcription",
     "Trial",
     "aupr",
     "auroc",
@@ -63,6 +71,7 @@ __all__ = [
     "dynamic_evaluate",
     "entropy_gap",
     "evaluate_labelled",
+    "evaluate_speech",
     "evaluate_text",
     "generate",
     "generate_text",
@@ -74,6 +83,7 @@ __all__ = [
     "search_rate",
     "shuffled_text",
     "text_uncertainty",
+    "transcribe",
     "unigram_entropy",
     "write_predictions",
     "write_tokens",
