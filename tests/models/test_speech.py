@@ -52,7 +52,7 @@ def naive(lstm: GridLSTM, x: Tensor) -> Tensor:
                 i, f1, f2, o, g = z.split(n)
                 i = torch.sigmoid(i + p_i * c1 + p_i * c2)
                 f1, f2 = torch.sigmoid(f1 + p_1 * c1), torch.sigmoid(f2 + p_2 * c2)
-                state = i * torch.tanh(g) + f1 * c1 + f2 * c2
+                state = torch.clamp(i * torch.tanh(g) + f1 * c1 + f2 * c2, -10, 10)
                 c[row, column] = state
                 h[row, column] = torch.sigmoid(o + p_o * state) * torch.tanh(state)
         cells = [torch.stack([h[i, j] for j in range(W)]) for i in range(H)]
@@ -82,6 +82,18 @@ def test_diagonals_do_what_single_cells_do(height: int, widths: tuple[int, int])
     for one, other in zip(fast, slow, strict=True):
         assert one.abs().max() > 0 or height == 1
         torch.testing.assert_close(one, other)
+
+
+def test_states_that_would_grow_without_bound_stay_finite() -> None:
+    """Both forget gates open: unbounded, a state would be a sum over all paths to its cell."""
+    lstm = GridLSTM(1, 2)
+    for parameter in lstm.parameters():
+        nn.init.constant_(parameter, 1.0)
+    x = torch.ones(1, 30, 150, 1, requires_grad=True)
+    found = lstm(x, torch.tensor([150]))
+    assert torch.isfinite(found).all()
+    gradients = torch.autograd.grad(found.sum(), [x, *lstm.parameters()])
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_windows_hold_what_lies_together() -> None:

@@ -192,6 +192,11 @@ DIRECTIONS = ((False, False), (True, False), (False, True), (True, True))
 """Whether time, and whether frequency, is read backwards."""
 
 
+STATE_BOUND = 10.0
+"""Where tanh has long saturated. With two forget gates a state can grow at every step, in float32
+beyond all bounds (Leifert et al. 2016), and gradients with it."""
+
+
 class GridLSTM(nn.Module):
     """LSTMs over two dimensions, in all four directions: [B, H, W, inputs] to [B, H, W, 4 * cells].
 
@@ -201,7 +206,7 @@ class GridLSTM(nn.Module):
         i = sigmoid(z_i + p_i (c1 + c2))    f1 = sigmoid(z_1 + p_1 c1)    f2 = sigmoid(z_2 + p_2 c2)
         c = i tanh(z_c) + f1 c1 + f2 c2     o = sigmoid(z_o + p_o c)      h = o tanh(c)
 
-    with z = W_x x + W_h [h1, h2] + b. As in Graves' own program, and as his count of weights tells,
+    with z = W_x x + W_h [h1, h2] + b, and c kept within +-10. As in Graves' own program, and as his count of weights tells,
     the input gate has one peephole for both states.
 
     All cells on one diagonal are computed at once, for all directions: H + W - 1 steps in all.
@@ -245,7 +250,7 @@ class GridLSTM(nn.Module):
             i, f1, f2, o, g = gates.view(d, B, H, 5 * n).split(n, dim=-1)
             i = torch.sigmoid(i + p_i * (c1 + c2))
             f1, f2 = torch.sigmoid(f1 + p_1 * c1), torch.sigmoid(f2 + p_2 * c2)
-            c1 = i * g.tanh() + f1 * c1 + f2 * c2
+            c1 = (i * g.tanh() + f1 * c1 + f2 * c2).clamp(-STATE_BOUND, STATE_BOUND)
             h1 = torch.sigmoid(o + p_o * c1) * c1.tanh()
             outputs.append(h1)
         return torch.stack(outputs)
