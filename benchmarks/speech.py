@@ -10,8 +10,7 @@ and train anywhere, all networks side by side, each in a process of its own:
     python benchmarks/speech.py --mel an4-mel --linear an4-linear --out runs/an4 --minutes 9 \\
         --gpu mdlstm-ml mdlstm-adaptive-weight-noise adaptive-weight-noise
 
-The bidirectional networks are small: ten of them, one CPU core each, take about as long as one after
-the other on a GPU.
+The bidirectional networks are small enough for one CPU core each.
 
 It stops by itself when its time is over; the same command goes on where it was. Everything of a
 network that is finished is in OUT/NAME.json, and all of them together in OUT/speech.json.
@@ -123,7 +122,11 @@ def train(given: argparse.Namespace, run: Commands, name: str) -> dict[str, Any]
     found |= {"device": device, "settings": [*settings, *given.set]}
     found |= score(run, folder, described=done["complexity_bits"] is not None)
     if name in (*CURVES, *HIERARCHICAL, FISHER):
-        found["curve"] = [{key: line.get(key) for key in CURVE_KEYS} for line in epochs]
+        found["curve"] = {
+            key: [round(line[key], 4) for line in epochs]
+            for key in CURVE_KEYS
+            if epochs and epochs[0].get(key) is not None
+        }
     return found
 
 
@@ -183,7 +186,7 @@ def finish(given: argparse.Namespace, name: str, job: Callable[[], dict[str, Any
     path = given.out / f"{name}.json"
     if not path.exists():
         try:
-            path.write_text(json.dumps(job(), indent=1) + "\n")
+            path.write_text(json.dumps(job()) + "\n")
         except OutOfTime:
             return "goes on the next time"
         except RuntimeError as error:
@@ -285,8 +288,7 @@ def main() -> None:
                 break
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 print(f"{pending.pop(future)}: {future.result()}", flush=True)
-    text = json.dumps(collect(given.out, given.linear), indent=1)
-    (given.out / "speech.json").write_text(text + "\n")
+    (given.out / "speech.json").write_text(json.dumps(collect(given.out, given.linear)) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ def main() -> None:
     for axes, (name, title) in zip(panels.flat, PANELS.items(), strict=True):
         curve = networks[name]["curve"]
         for number, (key, label) in enumerate(LINES.items()):
-            points = [(line["epoch"], line[key]) for line in curve if line[key] is not None]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, color=f"C{number}")
+            if key in curve:
+                axes.plot(curve["epoch"], curve[key], label=label, color=f"C{number}")
         axes.axvline(networks[name]["kept_epoch"], color="0.6", linewidth=0.8, linestyle=":")
         axes.set(title=title, xlabel="epoch", ylim=(0, 3))
         axes.spines["right"].set_visible(False)

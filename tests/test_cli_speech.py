@@ -6,30 +6,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bayesrnn import train
 from bayesrnn.recipe import to_toml
 from small_runs import Cli, write_recipe
 from speech_runs import RATE, soundfile, speech_recipe, tone, write_corpus
 
 
-@pytest.fixture
-def run(tmp_path: Path, cli: Cli) -> Path:
-    write_corpus(tmp_path / "toy")
-    settings = {"epochs": 25, "keep": "best"}
-    recipe = speech_recipe(
-        tmp_path / "toy",
-        posterior={"kind": "gaussian", "scale": 0.02},
-        prior={"kind": "normal"},
-        train=settings,
-    )
-    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
-    features = cli("features", tmp_path / "recipe.toml", "--out", tmp_path / "kept", "--json")
-    assert json.loads(features.out)["utterances"] == 30
-    kept = f"data.path={tmp_path / 'kept'}"
-    done = cli(
-        "train", tmp_path / "recipe.toml", kept, "--out", tmp_path / "run", "--quiet", "--json"
-    )
-    assert json.loads(done.out)["finished"]
-    return tmp_path / "run"
+GAUSSIAN = {"posterior": {"kind": "gaussian", "scale": 0.02}, "prior": {"kind": "normal"}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    write_corpus(folder / "toy")
+    settings = {"epochs": 20, "keep": "best"}
+    train(speech_recipe(folder / "toy", train=settings, **GAUSSIAN), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_features_are_made_once_and_trained_on(tmp_path: Path, cli: Cli) -> None:
+    recipe, kept = tmp_path / "recipe.toml", tmp_path / "kept"
+    recipe.write_text(to_toml(speech_recipe(write_corpus(tmp_path / "toy"), **GAUSSIAN)))
+    made = json.loads(cli("features", recipe, "--out", kept, "--json").out)
+    assert (made["utterances"], made["labels"]) == (30, 3)
+    assert "exists" in cli("features", recipe, "--out", kept).errors[0]
+    given = (f"data.path={kept}", "train.epochs=1", "--out", tmp_path / "run", "--quiet", "--json")
+    done = json.loads(cli("train", recipe, *given).out)
+    assert done["finished"]
+    assert done["kept_epoch"] == 1
+    assert done["ratio"] > 0
 
 
 def test_transcribe_and_evaluate(run: Path, tmp_path: Path, cli: Cli) -> None:

@@ -15,16 +15,16 @@ from bayesrnn.errors import UserError, require
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's data: a cut through all streams of a text, or some labelled examples."""
+    """One step's data: a cut through all streams of a text, labelled examples, or utterances."""
 
     x: Tensor
-    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]."""
+    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]. Utterances: [T, B, bands]."""
     y: Tensor
-    """Text: [T, B] the same, one token later. Examples: [B]."""
+    """Text: [T, B] the same, one token later. Examples: [B]. Utterances: [B, S] labels."""
     first: bool
     """The carried state starts from zero here; with examples always, for there is none."""
     targets: int
-    """The numbers in y."""
+    """The numbers in y (but for padding)."""
     streams: int
     """B."""
     share: float
