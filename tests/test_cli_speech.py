@@ -11,7 +11,6 @@ from bayesrnn.recipe import to_toml
 from small_runs import Cli, write_recipe
 from speech_runs import RATE, soundfile, speech_recipe, tone, write_corpus
 
-
 GAUSSIAN = {"posterior": {"kind": "gaussian", "scale": 0.02}, "prior": {"kind": "normal"}}
 
 

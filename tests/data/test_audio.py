@@ -26,6 +26,14 @@ def test_samples_come_back(tmp_path: Path, form: str) -> None:
     assert np.abs(samples.numpy() - sine(440)).max() < 1e-4
 
 
+def test_a_streamed_wav_that_does_not_know_its_length_is_read(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", sine(440), RATE)
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    data[4:8] = b"\xff\xff\xff\xff"
+    (tmp_path / "a.wav").write_bytes(data)
+    assert len(read_audio(tmp_path / "a.wav", RATE)) == len(sine(440))
+
+
 def test_channels_are_averaged(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.stack([sine(440), -sine(440)], axis=1), RATE)
     assert read_audio(tmp_path / "a.wav", RATE).abs().max() < 1e-3

@@ -140,10 +140,12 @@ def import_soundfile() -> None:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether a wav file is shorter than it says (libsndfile reads on without a word)."""
+    """Whether a wav file is shorter than it says (libsndfile reads on without a word). One that was
+    streamed says all ones: it did not know."""
     with path.open("rb") as file:
         head = file.read(8)
-    return head[:4] == b"RIFF" and int.from_bytes(head[4:], "little") + 8 > path.stat().st_size + 1
+    said = int.from_bytes(head[4:], "little")
+    return head[:4] == b"RIFF" and said != 2**32 - 1 and said + 8 > path.stat().st_size + 1
 
 
 def spectrogram(samples: Tensor, settings: SpeechData, name: str) -> Tensor:

@@ -206,8 +206,8 @@ class GridLSTM(nn.Module):
         i = sigmoid(z_i + p_i (c1 + c2))    f1 = sigmoid(z_1 + p_1 c1)    f2 = sigmoid(z_2 + p_2 c2)
         c = i tanh(z_c) + f1 c1 + f2 c2     o = sigmoid(z_o + p_o c)      h = o tanh(c)
 
-    with z = W_x x + W_h [h1, h2] + b, and c kept within +-10. As in Graves' own program, and as his count of weights tells,
-    the input gate has one peephole for both states.
+    with z = W_x x + W_h [h1, h2] + b, and c kept within +-10. As in Graves' own program, and as his
+    count of weights tells, the input gate has one peephole for both states.
 
     All cells on one diagonal are computed at once, for all directions: H + W - 1 steps in all.
     """
