@@ -58,6 +58,20 @@ def test_transcribe_and_evaluate(run: Path, tmp_path: Path, cli: Cli) -> None:
     assert cli("evaluate", run, "--predictions", tmp_path / "p.csv").code == 2
 
 
+def test_pruning_and_retraining_give_the_columns_of_table_2(
+    run: Path, tmp_path: Path, cli: Cli
+) -> None:
+    given = ("--thresholds", "0,0.5,2", "--retrain", 1, "--out", tmp_path / "pruned", "--quiet")
+    found = json.loads(cli("prune", run, *given, "--json").out)
+    assert found["figure"] == "valid_per"
+    rows = found["points"]
+    assert [row["threshold"] for row in rows] == [0.0, 0.5, 2.0]
+    assert rows[0]["percent"] == 100 > rows[1]["percent"] > rows[2]["percent"]
+    assert all(row["retrained"] is not None and row["bits_per_weight"] > 0 for row in rows)
+    on_test = json.loads(cli("prune", run, "--thresholds", "0", "--split", "test", "--json").out)
+    assert on_test["figure"] == "test_per"
+
+
 def test_bad_audio_gets_a_line_and_the_rest_is_heard(run: Path, tmp_path: Path, cli: Cli) -> None:
     soundfile.write(tmp_path / "good.flac", tone(["A", "B"]), RATE)
     soundfile.write(tmp_path / "fast.wav", np.zeros(RATE), 2 * RATE)

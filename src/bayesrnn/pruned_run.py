@@ -14,7 +14,8 @@ import torch
 
 from bayesrnn.bayes import Bayesian, Delta
 from bayesrnn.errors import UserError, require
-from bayesrnn.evaluate import evaluate_labelled, evaluate_text
+from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
+from bayesrnn.evaluate.ctc import prefix_search
 from bayesrnn.files import write_atomic
 from bayesrnn.prune import (
     Pruned,
@@ -30,6 +31,7 @@ from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save
 from bayesrnn.train.loop import Outcome, choose_device, train
 from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate
+from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 # --- one pruned run ---------------------------------------------------------------------------
@@ -208,7 +210,12 @@ class Figure(NamedTuple):
 
 def watched_figure(task: Task, split: str | None = None, streams: int | None = None) -> Figure:
     """The figure a task's training watches, by the posterior mean; of another split where one is
-    given. A text is read as so many `streams`."""
+    given. A text is read as so many `streams`. Of speech it is the label error rate, of the test set
+    where there is none to validate on."""
+    if isinstance(task, SpeechTask) and streams is None:
+        part = split or ("valid" if "valid" in task.speech.splits else "test")
+        heard = task.utterances(part)
+        return Figure(f"{part}_per", lambda model: evaluate_speech(model, heard, prefix_search).per)
     if split is None and streams is None:
         return Figure(task.watched, lambda model: task.validate(model)[task.watched])
     if isinstance(task, LanguageTask):
