@@ -210,8 +210,8 @@ class Figure(NamedTuple):
 
 def watched_figure(task: Task, split: str | None = None, streams: int | None = None) -> Figure:
     """The figure a task's training watches, by the posterior mean; of another split where one is
-    given. A text is read as so many `streams`. Of speech it is the label error rate, of the test set
-    where there is none to validate on."""
+    given. A text is read as so many `streams`. Of speech it is the label error rate, of the
+    test set where there is none to validate on."""
     if isinstance(task, SpeechTask) and streams is None:
         part = split or ("valid" if "valid" in task.speech.splits else "test")
         heard = task.utterances(part)
