@@ -6,11 +6,16 @@ from pathlib import Path
 import pytest
 
 from bayesrnn import Delta, DropoutSettings, Gaussian, Normal, ScaleMixture, Uniform, Vocabulary
-from bayesrnn.recipe import read_recipe, to_toml
+from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.toml"))
 SMALL = ["data.path=anywhere", "model.hidden=4"]
+
+
+def recipe_called(stem: str) -> Recipe:
+    path = next(path for path in RECIPES if path.stem == stem)
+    return read_recipe(path, ["data.path=ptb"])
 
 
 def test_there_are_recipes() -> None:
@@ -35,8 +40,7 @@ def test_a_recipe_leaves_the_text_to_the_user(path: Path) -> None:
 
 def test_the_medium_recipe_is_the_published_one() -> None:
     """Fortunato, Blundell, Vinyals 2017, Section A.1."""
-    path = next(path for path in RECIPES if path.stem == "ptb-brnn-medium")
-    recipe = read_recipe(path, ["data.path=ptb"])
+    recipe = recipe_called("ptb-brnn-medium")
     model, train = recipe.model, recipe.train
     assert (model.cell, model.layers, model.hidden, model.embedding) == ("lstm", 2, 650, 650)
     assert (train.streams, train.unroll, train.epochs, train.clip) == (20, 35, 70, 5.0)
@@ -55,12 +59,8 @@ def test_the_medium_recipe_is_the_published_one() -> None:
 
 def test_the_dropout_recipes_are_the_published_ones() -> None:
     """Zaremba et al. 2014, Section 4.1; Gal's large network, from his code."""
-    zaremba, medium, large = (
-        read_recipe(path, ["data.path=ptb"])
-        for stem in ("ptb-dropout-medium", "ptb-variational-medium", "ptb-variational-large")
-        for path in RECIPES
-        if path.stem == stem
-    )
+    stems = ("ptb-dropout-medium", "ptb-variational-tied-medium", "ptb-variational-large")
+    zaremba, medium, large = map(recipe_called, stems)
     assert zaremba.dropout == DropoutSettings("naive", input=0.5, output=0.5)
     assert (zaremba.posterior, zaremba.prior) == (Delta(), Uniform())
     assert zaremba.model == medium.model
@@ -79,6 +79,34 @@ def test_the_dropout_recipes_are_the_published_ones() -> None:
         cuts = (929_589 - 1) // 20 // 35
         decay = 1 / (cuts * 20 * recipe.prior.scale**2)
         assert decay == pytest.approx(1e-7, rel=1e-3)
+
+
+def test_tied_and_untied_differ_in_their_masks_alone() -> None:
+    tied, untied = map(
+        recipe_called, ("ptb-variational-tied-medium", "ptb-variational-untied-medium")
+    )
+    assert differences(tied, untied) == {"dropout.tied": (True, False)}
+
+
+def test_the_sharpened_recipe_is_the_bayesian_one_sharpened() -> None:
+    brnn, sharpened = map(recipe_called, ("ptb-brnn-medium", "ptb-sharpened-medium"))
+    assert {key.split(".")[0] for key in differences(brnn, sharpened)} == {"posterior"}
+
+
+def test_the_plain_recipes_are_without_any_regularisation() -> None:
+    """Zaremba et al. 2014, Section 4.1 (small); Gal's medium one, stopped early."""
+    small, medium = map(recipe_called, ("ptb-plain-small", "ptb-plain-medium"))
+    for recipe in (small, medium):
+        assert recipe.dropout == DropoutSettings()
+        assert (recipe.posterior, recipe.prior) == (Delta(), Uniform())
+        train = recipe.train
+        assert (train.streams, train.lr, train.decay, train.decay_after) == (20, 1.0, 0.5, 4)
+        assert train.clip == 5.0
+    model, train = small.model, small.train
+    assert (model.layers, model.hidden, model.embedding, model.init) == (2, 200, 200, 0.1)
+    assert (train.unroll, train.epochs) == (20, 13)
+    assert medium.model == recipe_called("ptb-brnn-medium").model
+    assert medium.train.epochs < small.train.epochs
 
 
 def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None:
