@@ -95,12 +95,13 @@ def evaluate(
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if sharpened:
-        if dynamic is not None or samples is not None or segment is not None or streams != 1:
+        if samples is not None or segment is not None or streams != 1 or dynamic == "search":
             raise typer.BadParameter(
-                "--sharpened reads the text in the shape of the training: leave out --dynamic, "
-                "--segment, --samples and --streams"
+                "--sharpened reads the text in the shape of the training: leave out --segment, "
+                "--samples and --streams; with it, --dynamic takes a rate, and no search"
             )
-        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
+        learning = _rate(dynamic or "0") or 0.0
+        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, learning, as_json)
         return
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
@@ -202,7 +203,14 @@ def _dynamic(
 
 
 def _evaluate_sharpened(
-    run: Path, split: str, weights: Weights, seed: int, data: str, device: str, as_json: bool
+    run: Path,
+    split: str,
+    weights: Weights,
+    seed: int,
+    data: str,
+    device: str,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """`evaluate --sharpened`: phi is the mean, or drawn."""
     place = choose_device(device, "--device")
@@ -219,6 +227,7 @@ def _evaluate_sharpened(
             "mean" if weights == "mean" else "draw",
             generator,
             lambda targets: bar.advance(row, targets),
+            rate,
         )
     figures = {"run": str(run), "split": split, **asdict(found)}
     show(figures, f"{split} text, sharpened: an upper bound", as_json)
