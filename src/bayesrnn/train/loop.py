@@ -21,6 +21,7 @@ from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save
+from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
     Checkpoint,
     pack_optimizer,
@@ -122,6 +123,8 @@ class Trainer:
         self.total = self.settings.epochs * len(task.batches)
         if self.settings.max_steps:
             self.total = min(self.total, self.settings.max_steps)
+        after = self.settings.average_after * len(task.batches)
+        self.average = Average(model, after or None)
         self.stopped_by: int | None = None
         warnings: list[str] = []
         checkpoint = read_newest_checkpoint(run.checkpoints, warnings.append)
@@ -147,6 +150,7 @@ class Trainer:
                 self._one_epoch()
             if (self.step, self.epoch) != began:
                 self.save()
+            self.average.put()  # the checkpoint has the weights to go on from
             save(self.model, self.run.model)  # even so: the last process may not have come to it
         finished = self.step >= self.total
         if not finished:
@@ -198,6 +202,7 @@ class Trainer:
     def _tick(self, batch: Batch) -> None:
         """Count the step; every so often write a line of figures."""
         self.step += 1
+        self.average.note(self.step)
         now = time.monotonic()
         self.window.seconds += now - self._clock
         self.seconds += now - self._clock
@@ -224,6 +229,8 @@ class Trainer:
         self._look()
         sums = self.objective.epoch
         train = self.task.figures(sums.nats.error / sums.targets)
+        with self.average.in_place():
+            valid = self.task.validate(self.model)
         line = {
             "kind": "epoch",
             "step": self.step,
@@ -234,7 +241,8 @@ class Trainer:
             "error_bits": sums.bits.error,
             "complexity_bits": sums.bits.complexity,
             "total_bits": sums.bits.total,
-            **self.task.validate(self.model),
+            **valid,
+            **({"averaged": self.average.count} if self.average.count else {}),
             "seconds": round(self.seconds, 2),
         }
         self.epoch += 1
@@ -312,6 +320,7 @@ class Trainer:
             "window": vars(self.window),
             "seconds": self.seconds,
             "optimizer": optimizer_facts,
+            "averaged": self.average.count,
             "metrics_bytes": self.metrics.sync(),
         }
         tensors = {
@@ -319,6 +328,8 @@ class Trainer:
             "optimizer.safetensors": optimizer,
             "carried.safetensors": carried,
         }
+        if self.average.count:
+            tensors["average.safetensors"] = self.average.means
         return Checkpoint(tensors, facts)
 
     def _restore(self, checkpoint: Checkpoint) -> int:
@@ -332,6 +343,7 @@ class Trainer:
         device = self.task.batches.device
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
+        self.average.load(tensors.get("average.safetensors", {}), facts.get("averaged", 0))
         carried = tensors["carried.safetensors"]
         torch.set_rng_state(carried["rng.cpu"])
         if "rng.cuda" in carried and device.type == "cuda":
