@@ -3,6 +3,7 @@
     python benchmarks/reproduce.py --data ptb --out reproduced --jobs 4
     python benchmarks/reproduce.py --data ptb --out reproduced --only brnn,sharpened --seeds 1,2,3
     python benchmarks/reproduce.py --data ptb --out reproduced --speed
+    python results/collect_ptb.py reproduced    # into results/, and make results
 
 A job is a model and a seed. Its file, OUT/MODEL-SEED.json, holds the learning curve, the commands
 and every evaluation (see reproduce_job.py), each written as soon as it is there. The run itself is
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,6 +37,7 @@ RECIPES = {
     "variational_untied": "ptb-variational-untied-medium",
     "brnn": "ptb-brnn-medium",
     "sharpened": "ptb-sharpened-medium",
+    "best": "ptb-best",
     "variational_large": "ptb-variational-large",
 }
 """By their names in results/summary.json."""
@@ -321,10 +324,11 @@ def measure_speed(names: list[str], settings: Settings) -> int:
     for name in names:
         if name in record or time.time() > settings.until:
             continue
-        alone = replace(settings, jobs=1)
+        alone = replace(settings, jobs=1, plan=settings.plan | {"steps": ["none"]})
         job = Job(name, 1, alone, "speed", [f"train.max_steps={SPEED_STEPS}"])
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.train()
+        job.evaluate()  # which notes the hardware, and no more
         lines = [json.loads(s) for s in (job.run / "metrics.jsonl").read_text().splitlines()]
         speeds = speeds_of(lines, 1)
         record[name] = {
@@ -333,6 +337,7 @@ def measure_speed(names: list[str], settings: Settings) -> int:
             "recipe": job.recipe,
             "commands": job.record["commands"],
             "commit": settings.commit,
+            "hardware": job.record["hardware"],
         }
         job.file.unlink(missing_ok=True)
         shutil.rmtree(job.run, ignore_errors=True)
@@ -362,7 +367,7 @@ def numbers(text: str) -> list[int]:
 
 def variants(path: str) -> dict[str, list[str]]:
     try:
-        found = json.loads(Path(path).read_text())
+        found = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error}") from error
     return {str(tag): [str(change) for change in changes] for tag, changes in found.items()}
@@ -395,8 +400,8 @@ def arguments() -> argparse.Namespace:
         "--variants",
         type=variants,
         default={"": []},
-        metavar="FILE.json",
-        help='one job for each entry of {"TAG": ["KEY=VALUE", ...], ...}',
+        metavar="FILE.toml",
+        help='one job for each line TAG = ["KEY=VALUE", ...]',
     )
     add(
         "--steps",

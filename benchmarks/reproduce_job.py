@@ -239,6 +239,11 @@ def work_through(job: Path, run: Path, until: float, early: bool) -> bool:
     wanted = record["plan"]["steps"]  # none named: all
     evaluations = Evaluations(run, record["plan"], done)
     record["bayesian_weights"] = evaluations.model.weight_count
+
+    def write() -> None:
+        write_atomic(job, (json.dumps(record, indent=1) + "\n").encode())
+
+    write()
     for name, step in evaluations.early_steps() if early else evaluations.steps():
         if name in done or name in failed or (wanted and name not in wanted):
             continue
@@ -250,7 +255,7 @@ def work_through(job: Path, run: Path, until: float, early: bool) -> bool:
             done[name] = {**figures, "took_seconds": round(time.monotonic() - began, 2)}
         except (UserError, Invalid, Diverged) as error:
             failed[name] = str(error)
-        write_atomic(job, (json.dumps(record, indent=1) + "\n").encode())
+        write()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
     return True
 

@@ -1,16 +1,20 @@
 """Every recipe that is shipped can be read, built, and is what it says."""
 
 import math
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bayesrnn import Delta, DropoutSettings, Gaussian, Normal, ScaleMixture, Uniform, Vocabulary
+from bayesrnn.models import LanguageModel, LanguageSettings
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.toml"))
-SMALL = ["data.path=anywhere", "model.hidden=4"]
+ANYWHERE = "data.path=anywhere"
 
 
 def recipe_called(stem: str) -> Recipe:
@@ -24,10 +28,11 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_can_be_read_and_built_and_written_again(path: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(path, SMALL)
+    model = read_recipe(path, [ANYWHERE]).model
+    sizes = [f"model.{key}=4" for key in ("embedding", "hidden") if hasattr(model, key)]
+    recipe = read_recipe(path, [ANYWHERE, *sizes])
     vocabulary = Vocabulary(("a", "b", "<eos>", "<unk>"))
-    model = build_model(recipe, build_module(recipe, vocabulary))
-    assert model.weight_count > 0
+    assert build_model(recipe, build_module(recipe, vocabulary)).weight_count > 0
     (tmp_path / "copy.toml").write_text(to_toml(recipe))
     assert read_recipe(tmp_path / "copy.toml") == recipe
 
@@ -91,6 +96,25 @@ def test_tied_and_untied_differ_in_their_masks_alone() -> None:
 def test_the_sharpened_recipe_is_the_bayesian_one_sharpened() -> None:
     brnn, sharpened = map(recipe_called, ("ptb-brnn-medium", "ptb-sharpened-medium"))
     assert {key.split(".")[0] for key in differences(brnn, sharpened)} == {"posterior"}
+
+
+def test_the_best_recipe_is_no_larger_than_the_published_one() -> None:
+    best, brnn = map(recipe_called, ("ptb-best", "ptb-brnn-medium"))
+    assert isinstance(best.model, LanguageSettings)
+    assert isinstance(brnn.model, LanguageSettings)
+    assert replace(best.model, tied=False) == brnn.model
+    with torch.device("meta"):
+        network = LanguageModel.from_settings(10_000, best.model, best.dropout)
+    assert sum(p.numel() for p in network.parameters()) <= 20e6
+
+
+def test_what_is_to_be_searched_can_be_read() -> None:
+    path = next(path for path in RECIPES if path.stem == "ptb-best")
+    search = tomllib.loads((path.parents[1] / "benchmarks" / "ptb-search.toml").read_text())
+    candidates = {tag: read_recipe(path, [ANYWHERE, *changes]) for tag, changes in search.items()}
+    for tag, one in candidates.items():
+        same = [other for other in candidates if candidates[other] == one]
+        assert same == [tag]
 
 
 def test_the_plain_recipes_are_without_any_regularisation() -> None:
