@@ -1,0 +1,102 @@
+"""What each weight costs: the KL of a model, taken apart weight by weight (Graves 2011, Fig. 3).
+
+The same functions as the KL's own, mapped over single weights, so that the costs sum to it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.block import Block, Hyper
+from bayesrnn.bayes.kl import Draw, exact_pair, log_q
+from bayesrnn.bayes.layout import Weight
+from bayesrnn.bayes.passes import look
+from bayesrnn.bayes.prior import Values
+from bayesrnn.errors import require
+
+
+@torch.no_grad()
+def weight_bits(
+    model: Bayesian, samples: int = 10, generator: torch.Generator | None = None
+) -> dict[str, Tensor]:
+    """The bits each drawn weight costs, by name; 0 where it was pruned.
+
+    Exact where the KL has a closed form, otherwise log q - log p averaged over `samples` draws.
+    They sum to the KL. Weights without a description length (Delta, Uniform) are left out. A
+    weight may cost less than nothing: it saves bits that others of its group have paid for.
+
+    >>> from bayesrnn import Gaussian, Normal, bayesianize
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.constant_(net.weight, 2.0)
+    >>> weight_bits(bayesianize(net, Gaussian(scale=0.5), Normal()))["weight"]
+    tensor([[3.3440, 3.3440]])
+    """
+    require((samples >= 1, "samples", f"must be at least 1, got {samples}"))
+    model.fit_priors()
+    found: dict[str, Tensor] = {}
+    for block in model.each_block():
+        hyper = model.hyper(block)
+        if not (block.posterior.proper and hyper.prior.proper):
+            continue
+        exact = exact_pair(block.posterior, hyper.prior, "auto") is not None
+        held = block.noise
+        draws = []
+        for _ in range(1 if exact else samples):
+            block.resample(generator)
+            draws.append(_costs(block, hyper))
+        block.noise = held
+        for name in draws[0]:
+            found[name] = sum(draw[name] for draw in draws) / len(draws) / math.log(2)
+    return found
+
+
+def _costs(block: Block, hyper: Hyper) -> dict[str, Tensor]:
+    """In nats, at the block's present draw."""
+    assert block.noise is not None
+    layout, parameters = block.layout, block.parameters_by_name
+    given = {name: layout.split(flat) for name, flat in parameters.items()}
+    noise = {name: layout.split(flat) for name, flat in block.noise.items()}
+    keep = None if block.keep is None else layout.split(block.keep)
+    values = {name: v.item() if isinstance(v, Tensor) else v for name, v in hyper.values().items()}
+    costs: dict[str, Tensor] = {}
+    for weight in layout.weights:
+        name = weight.name
+        draw = look(
+            block.posterior,
+            {key: tensors[name].double() for key, tensors in given.items()},
+            {key: tensors[name].double() for key, tensors in noise.items()},
+        )
+        left = torch.ones_like(draw.theta) if keep is None else keep[name].to(draw.theta)
+        cost = _each(draw, block, hyper, weight, values, left)
+        costs[name] = cost.where(left > 0, 0.0).to(given["loc"][name].dtype)
+    return costs
+
+
+def _each(
+    draw: Draw, block: Block, hyper: Hyper, weight: Weight, values: Values, left: Tensor
+) -> Tensor:
+    """The nats of each weight of a tensor."""
+    prior = hyper.prior
+    exact = exact_pair(block.posterior, prior, "auto")
+    assert draw.scale is not None
+    assert draw.eps is not None
+    if exact is not None:
+        value = torch.vmap(lambda loc, scale: exact.value(loc, scale, values))
+        return value(draw.loc.flatten(), draw.scale.flatten()).view(draw.loc.shape)
+    of_q = torch.vmap(lambda *parts: log_q(Draw(*parts)))(*(part.flatten() for part in draw))
+    if not prior.grouped:
+        of_p = torch.vmap(lambda theta: prior.log_prob(theta, None, values))(draw.theta.flatten())
+        return (of_q - of_p).view(draw.loc.shape)
+    # A group has sum of squares S, precision r and n weights. Of its log p, -r theta^2 / 2 is each
+    # weight's own; the rest, log p + r S / 2, does not depend on which weight, and is shared.
+    theta = draw.theta * left
+    sums = prior.sums(theta, weight.axis)
+    count = prior.gather(left, weight.axis)
+    settle = torch.vmap(lambda s, n: prior.settle(s, n, values))
+    of_group, precision = (
+        found.view(sums.shape) for found in settle(sums.flatten(), count.flatten())
+    )
+    shared = (of_group + precision * sums / 2) / count.clamp_min(1)
+    return of_q.view(draw.loc.shape) - (shared - precision * theta.square() / 2)
