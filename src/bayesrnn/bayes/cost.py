@@ -1,6 +1,6 @@
 """What each weight costs: the KL of a model, taken apart weight by weight (Graves 2011, Fig. 3).
 
-The same functions as the KL's own, mapped over single weights, so that the costs sum to it.
+By the KL's own functions, mapped over single weights, so that the costs sum to it.
 """
 
 import math
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.block import Block, Hyper
-from bayesrnn.bayes.kl import Draw, exact_pair, log_q
+from bayesrnn.bayes.kl import Draw, exact_pair
 from bayesrnn.bayes.layout import Weight
 from bayesrnn.bayes.passes import look
-from bayesrnn.bayes.prior import Values
+from bayesrnn.bayes.prior import LOG_2PI, Values
 from bayesrnn.errors import require
 
 
@@ -23,9 +23,9 @@ def weight_bits(
 ) -> dict[str, Tensor]:
     """The bits each drawn weight costs, by name; 0 where it was pruned.
 
-    Exact where the KL has a closed form, otherwise log q - log p averaged over `samples` draws.
-    They sum to the KL. Weights without a description length (Delta, Uniform) are left out. A
-    weight may cost less than nothing: it saves bits that others of its group have paid for.
+    Exact where the KL has a closed form; otherwise the entropy is, and log p is averaged over
+    `samples` draws. They sum to the expected KL. Weights without a description length (Delta,
+    Uniform) are left out. A weight may cost less than nothing, where q is wider than p.
 
     >>> from bayesrnn import Gaussian, Normal, bayesianize
     >>> net = torch.nn.Linear(2, 1, bias=False)
@@ -48,7 +48,7 @@ def weight_bits(
             draws.append(_costs(block, hyper))
         block.noise = held
         for name in draws[0]:
-            found[name] = sum(draw[name] for draw in draws) / len(draws) / math.log(2)
+            found[name] = torch.stack([draw[name] for draw in draws]).mean(dim=0) / math.log(2)
     return found
 
 
@@ -81,14 +81,13 @@ def _each(
     prior = hyper.prior
     exact = exact_pair(block.posterior, prior, "auto")
     assert draw.scale is not None
-    assert draw.eps is not None
     if exact is not None:
         value = torch.vmap(lambda loc, scale: exact.value(loc, scale, values))
         return value(draw.loc.flatten(), draw.scale.flatten()).view(draw.loc.shape)
-    of_q = torch.vmap(lambda *parts: log_q(Draw(*parts)))(*(part.flatten() for part in draw))
+    of_q = -(draw.scale.log() + 0.5 * (1.0 + LOG_2PI))  # E[log q]: one draw's would be noise
     if not prior.grouped:
         of_p = torch.vmap(lambda theta: prior.log_prob(theta, None, values))(draw.theta.flatten())
-        return (of_q - of_p).view(draw.loc.shape)
+        return of_q - of_p.view(draw.loc.shape)
     # A group has sum of squares S, precision r and n weights. Of its log p, -r theta^2 / 2 is each
     # weight's own; the rest, log p + r S / 2, does not depend on which weight, and is shared.
     theta = draw.theta * left
@@ -99,4 +98,4 @@ def _each(
         found.view(sums.shape) for found in settle(sums.flatten(), count.flatten())
     )
     shared = (of_group + precision * sums / 2) / count.clamp_min(1)
-    return of_q.view(draw.loc.shape) - (shared - precision * theta.square() / 2)
+    return of_q - (shared - precision * theta.square() / 2)

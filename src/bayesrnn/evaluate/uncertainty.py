@@ -72,7 +72,7 @@ class TextUncertainty:
 
     @property
     def max_probability(self) -> Tensor:
-        return self.top_probabilities[:, 0]
+        return self.top_probabilities[:, 0].contiguous()
 
     @property
     def correct(self) -> Tensor:

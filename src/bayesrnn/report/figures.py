@@ -4,6 +4,7 @@ Colours are names of the page's own (`var(--run-0)`), which its script looks up 
 changes; so both themes are in one place, page.css.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,7 @@ def reliability(runs: Runs) -> "go.Figure | None":
             run.reliability.confidence.tolist(),
             run.reliability.accuracy.tolist(),
             "",
-            marker={"size": sizes, "opacity": 0.85},
+            marker={"size": sizes, "opacity": 1, "line": {"color": "var(--card)", "width": 1.5}},
             customdata=run.reliability.count.tolist(),
             hovertemplate=(
                 "confidence %{x:.2f}, right %{y:.2f}<br>%{customdata:,} predictions"
@@ -238,13 +239,20 @@ def signal_to_noise(runs: Runs) -> "go.Figure | None":
     figure.add_vline(
         SAFE_THRESHOLD,
         line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
-        annotation={
-            "text": f"Graves' rule: {SAFE_THRESHOLD:.2f}",
-            "font": {"color": "var(--muted)", "size": 12},
-        },
-        annotation_position="top right",
     )
-    figure.update_xaxes(type="log", dtick=1, exponentformat="power")
+    figure.add_annotation(
+        text=f"Graves' rule: {SAFE_THRESHOLD:.2f}",
+        x=math.log10(SAFE_THRESHOLD),
+        y=1,
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        xshift=4,
+        showarrow=False,
+        font={"color": "var(--muted)", "size": 12},
+    )
+    ticks = [10.0**power for power in range(-4, 3)]
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     figure.update_yaxes(tickformat=".1%", rangemode="tozero")
     return _or_none(figure, runs)
 
@@ -291,12 +299,13 @@ def _figure(x: str, y: str) -> "go.Figure":
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    axis = {
+    axis: dict[str, Any] = {
         "gridcolor": "var(--grid)",
         "linecolor": "var(--line)",
         "zeroline": False,
         "automargin": True,
         "ticks": "",
+        "tickfont": {"size": 12},
     }
     figure.update_layout(
         template="none",
@@ -309,10 +318,14 @@ def _figure(x: str, y: str) -> "go.Figure":
             "yanchor": "bottom",
             "font": {"size": 12},
         },
-        xaxis={**axis, "title": {"text": x, "standoff": 8}, "showgrid": False, "showline": True},
-        yaxis={**axis, "title": {"text": y, "standoff": 8}},
+        xaxis={**axis, "title": _axis_title(x), "showgrid": False, "showline": True},
+        yaxis={**axis, "title": _axis_title(y)},
     )
     return figure
+
+
+def _axis_title(text: str) -> dict[str, Any]:
+    return {"text": text, "standoff": 8, "font": {"size": 12}}
 
 
 def _line(
@@ -353,7 +366,9 @@ def _log_if_wide(figure: "go.Figure") -> None:
     """A log axis where values span more than a factor of five."""
     values = [v for trace in figure.data for v in trace.y if v is not None and v > 0]
     if values and max(values) > 5 * min(values):
-        figure.update_yaxes(type="log", dtick="D2" if max(values) < 100 * min(values) else 1)
+        powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+        figure.update_yaxes(type="log", tickvals=[d * 10.0**p for p in powers for d in (1, 2, 5)])
+        figure.update_yaxes(tickformat=",~g")
 
 
 def _or_none(figure: "go.Figure", runs: Runs) -> "go.Figure | None":

@@ -39,7 +39,7 @@ from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
 FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 """Pruned for the curve."""
-RATIO_EDGES = np.linspace(-3, 2, 76)
+RATIO_EDGES = np.linspace(-4, 2, 91)
 """Of the histogram of signal to noise, in log10; what lies outside is put into the last ones."""
 
 Watch = Callable[[str, int], Callable[[int], None]]
@@ -249,9 +249,7 @@ def _read_labelled(
     for count in sorted(counts):
         advance = watch(f"reading the {choices.split} set", examples.targets * max(count, 1))
         generator = torch.Generator(choices.device).manual_seed(choices.seed)
-        result, mean = evaluate_labelled(
-            model, examples, task.output, count, generator, advance
-        )
+        result, mean = evaluate_labelled(model, examples, task.output, count, generator, advance)
         parts = {part: getattr(mean, part).double().mean().item() for part in mean._fields[1:]}
         scores = asdict(calibration(mean.mean.cpu(), targets)) if classes else {}
         by_draws.append({"samples": count, **result.scores, **parts, **scores})

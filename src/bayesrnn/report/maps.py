@@ -14,7 +14,7 @@ from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.prune import kept, signal_to_noise
 
 SIDE = 200
-"""Dots a side of a picture; of larger matrices every second (third, ...) row and column is shown."""
+"""Dots a side of a picture; of larger matrices only every second (third, ...) row and column."""
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new"), 1: ("hidden",)}
 """In torch's order."""
 RECURRENT = re.compile(r"(?:(.*)\.)?weight_(ih|hh)_l(\d+)(_reverse)?")

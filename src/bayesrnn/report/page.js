@@ -82,17 +82,18 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redr
 
 const reading = document.querySelector(".reading");
 const spoken = (word) => (word === "<unk>" ? "unknown word" : word === "<eos>" || word === "\n" ? "¶ end of line" : word === " " ? "␣ blank" : word);
-const percent = (p) => (p >= 0.1 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
+const percent = (p) => (p >= 0.1 ? Math.round(100 * p) : p >= 0.001 ? (100 * p).toFixed(1) : "<\u00a00.1") + "\u00a0%";
 const figuresOf = (word) => data.passages[word.closest(".page").dataset.run][word.dataset.i];
 
 function shade() {
   const measure = chosen("measure");
-  const top = data.scales[measure];
+  const [low, high] = data.scales[measure];
   reading.dataset.measure = measure;
-  reading.querySelector(".scale-top").textContent = top.toFixed(2);
+  reading.querySelector(".scale-low").textContent = `${low.toFixed(2)} nats`;
+  reading.querySelector(".scale-high").textContent = `${high.toFixed(2)} nats`;
   for (const word of all(".w", reading)) {
     const figures = figuresOf(word);
-    word.style.setProperty("--u", figures && top > 0 ? Math.min(figures[measure] / top, 1).toFixed(3) : 0);
+    word.style.setProperty("--u", figures && high > low ? Math.max(0, Math.min((figures[measure] - low) / (high - low), 1)).toFixed(3) : 0);
   }
 }
 
@@ -105,7 +106,7 @@ function choose(word) {
   word.tabIndex = 0;
   const text = word.classList.contains("mark") ? "¶ end of line" : word.textContent;
   reading.querySelector(".chosen").textContent = text;
-  reading.querySelector(".came").textContent = `came with a probability of ${percent(figures.probability)}`;
+  reading.querySelector(".came").textContent = `came with probability ${percent(figures.probability)}`;
   for (const part of all(".parts div", reading)) part.querySelector("dd").textContent = figures[part.className].toFixed(3);
   const list = reading.querySelector(".top-words");
   list.replaceChildren(...figures.top.map(([word_, p]) => {
@@ -115,7 +116,7 @@ function choose(word) {
     name.textContent = spoken(word_);
     value.textContent = percent(p);
     line.style.setProperty("--p", p);
-    line.classList.toggle("hit", spoken(word_) === text || (text === "unknown" && word_ === "<unk>"));
+    line.classList.toggle("hit", spoken(word_) === text || (text === "‹unk›" && word_ === "<unk>"));
     line.append(name, value);
     return line;
   }));
@@ -176,7 +177,7 @@ const maps = all(".plot.map");
 function showMaps() {
   const run = chosen("maps");
   if (run !== undefined) for (const each of all(".maps")) each.hidden = each.dataset.run !== run;
-  weights.dataset.view = chosen("view") ?? "bits";
+  weights.dataset.view = chosen("view") ?? "pruned_at";
   const fraction = document.querySelector('input[name="fraction"]');
   if (!fraction) return;
   document.querySelector(".slider output").textContent = `${fraction.value} %`;
@@ -189,7 +190,8 @@ const showAndDraw = () => { showMaps(); redraw(maps); };
 onSwitch("maps", showAndDraw);
 onSwitch("view", showAndDraw);
 document.querySelector('input[name="fraction"]')?.addEventListener("input", () => {
-  document.querySelector('input[name="view"][value="pruned_at"]').checked = true;
+  const view = document.querySelector('input[name="view"][value="pruned_at"]');
+  if (view) view.checked = true;
   showMaps();
   cancelAnimationFrame(showAndDraw.frame);
   showAndDraw.frame = requestAnimationFrame(() => redraw(maps));

@@ -4,6 +4,7 @@ It asks nothing of the network, and its own policy (Content-Security-Policy) for
 """
 
 import base64
+import functools
 import gzip
 import json
 import statistics
@@ -92,7 +93,7 @@ CHARTS = (
     Chart(
         "signal_to_noise",
         "Signal to noise",
-        "A weight far to the left is mostly noise, and can go.",
+        "A weight far to the left is mostly noise, and can go. The first bar holds all below it.",
         figures.signal_to_noise,
     ),
 )
@@ -108,7 +109,6 @@ def write_page(runs: Sequence[Findings], choices: Choices, out: Path) -> int:
 def render(runs: Sequence[Findings], choices: Choices) -> str:
     """The page's HTML. All text of users is escaped, by jinja and in the script's data."""
     import jinja2
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -124,10 +124,10 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
     for each in maps:
         charts |= each.pop("figures")
     passages = [run.passage for run in runs if run.passage is not None]
-    top = scales(passages)
+    ends = scales(passages)
     data = {
         "figures": charts,
-        "scales": top,
+        "scales": ends,
         "passages": [_words(run.passage) for run in runs],
         "maps": [gate for each in maps for matrix in each["matrices"] for gate in matrix["gates"]],
     }
@@ -140,14 +140,14 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
         charts=shown,
         maps=maps,
         measures=MEASURES,
-        scales=top,
         longest=LONGEST,
+        measured=_measured(runs, choices),
         most=max(choices.samples),
         by_draws=[_draw_table(run) for run in runs],
         style=_trusted((FOLDER / "page.css").read_text()),
         script=_trusted((FOLDER / "page.js").read_text()),
         data=_trusted(as_script(data)),
-        library=base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode(),
+        library=_library(),
     )
 
 
@@ -161,6 +161,14 @@ def as_script(data: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+@functools.cache
+def _library() -> str:
+    """plotly's script, packed: 2 MB instead of 5, which the page's own script unpacks."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
 
 
 def _trusted(text: str) -> Any:
@@ -182,7 +190,7 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         ("network", "network", _network, ""),
         ("posterior", "posterior", lambda run: _kinds(run.recipe.posterior), ""),
         ("prior", "prior", lambda run: _kinds(run.recipe.prior), ""),
-        ("weights", "drawn weights", lambda run: run.weights, "{:,}"),
+        ("weights", "weights", lambda run: run.weights, "{:,}"),
         ("epochs", "epochs", lambda run: _last(run, "epoch"), "{:,}"),
         ("seconds", "training time", lambda run: _last(run, "seconds"), "time"),
         ("speed", "speed (median)", _speed, "{:,.0f}/s"),
@@ -196,13 +204,16 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         ("best", "held out, best epoch", _best, "{:,.4g}"),
         ("last", "held out, last epoch", lambda run: _watched(run, -1), "{:,.4g}"),
     ]
+    split = runs[0].split
+    most = max(line["samples"] for run in runs for line in run.by_draws)
     for key, title, form in (
-        ("perplexity", "perplexity", "{:,.2f}"),
-        ("error_percent", "error", "{:.2f} %"),
-        ("rmse", "root mean square error", "{:.4f}"),
+        ("perplexity", f"{split} perplexity", "{:,.2f}"),
+        ("error_percent", f"{split} error", "{:.2f} %"),
+        ("rmse", f"{split} root mean square error", "{:.4f}"),
     ):
-        rows.append((f"{key}_mean", f"{title}, mean", _score(key, 0), form))
-        rows.append((f"{key}_draws", f"{title}, most draws", _score(key), form))
+        rows.append((f"{key}_mean", f"{title}, by the mean", _score(key, 0), form))
+        if most:
+            rows.append((f"{key}_draws", f"{title}, by {most} draws", _score(key, most), form))
     rows += [
         ("ece", "calibration error", _score("ece"), "{:.4f}"),
         ("aurc", "risk-coverage area", _score("aurc"), "{:.4f}"),
@@ -272,9 +283,7 @@ def _score(key: str, samples: int | None = None) -> Callable[[Findings], float |
     """Of the line with so many draws; None: with the most."""
 
     def find(run: Findings) -> float | None:
-        lines = [line for line in run.by_draws if samples is None or line["samples"] == samples]
-        if samples is None and not run.draws and key in ("perplexity", "error_percent", "rmse"):
-            return None  # points: there is the mean alone
+        lines = [line for line in run.by_draws if samples in (None, line["samples"])]
         return lines[-1].get(key) if lines else None
 
     return find
@@ -306,6 +315,19 @@ def _draw_table(run: Findings) -> dict[str, Any]:
         for line in run.by_draws
     ]
     return {"columns": [DRAW_COLUMNS[key] for key in keys], "lines": lines}
+
+
+def _measured(runs: Sequence[Findings], choices: Choices) -> str:
+    """What the figures are of, in words; once, where it is the same for all runs."""
+    parts: dict[str, list[str]] = {}
+    for run in runs:
+        first = "the first " if run.is_text and choices.tokens else "all "
+        what = "text" if run.is_text else "set"
+        text = f"{first}{run.read:,} {run.unit} of the {run.split} {what}"
+        parts.setdefault(text, []).append(run.name)
+    if len(parts) == 1:
+        return next(iter(parts))
+    return "; ".join(f"{text} ({', '.join(names)})" for text, names in parts.items())
 
 
 # --- the shaded text and the maps -----------------------------------------------------------------

@@ -111,10 +111,12 @@ def _part(found: TextUncertainty, start: int, stop: int) -> TextUncertainty:
     return TextUncertainty(found.samples, **figures)
 
 
-def scales(passages: Sequence[Passage]) -> dict[str, float]:
-    """The value of each measure that gets the full shade: the same for all runs of a page."""
-    top: dict[str, float] = {}
+def scales(passages: Sequence[Passage]) -> dict[str, tuple[float, float]]:
+    """The values of each measure that get no shade and the full one, the same for all runs of a
+    page: nearly the lowest and the highest there are."""
+    ends: dict[str, tuple[float, float]] = {}
     for name in MEASURES:
-        values = [getattr(passage.found, name).numpy() for passage in passages]
-        top[name] = float(np.quantile(np.concatenate(values), 0.99)) if values else 0.0
-    return top
+        values = [getattr(p.found, name) for p in passages if p.samples or name != "epistemic"]
+        low, high = np.quantile(np.concatenate(values), (0.05, 0.99)) if values else (0.0, 0.0)
+        ends[name] = (float(low), float(high))
+    return ends
