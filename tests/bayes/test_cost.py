@@ -95,5 +95,7 @@ def test_what_has_no_description_length_is_left_out_and_nothing_is_changed() -> 
     before = [block.noise for block in model.each_block()]
     assert set(weight_bits(model)) == {n for n in model.moments() if n.startswith("rnn")}
     assert all(a is b.noise for a, b in zip(before, model.each_block(), strict=True))
+    name = "rnn.weight_hh_l0"
+    torch.testing.assert_close(weight_bits(model, names=[name]), {name: weight_bits(model)[name]})
     with pytest.raises(br.Invalid, match="samples"):
         weight_bits(model, 0)

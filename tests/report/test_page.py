@@ -198,7 +198,12 @@ def test_images_and_numbers_show_what_applies(
     assert "no classes to be calibrated on" in page.text
     evaluated = json.loads(cli("evaluate", images, "--json").out)
     assert page.rows["error_percent_mean"][0] == f"{evaluated['error_percent']:.2f} %"
-    assert dict(page.lines("pruning")).keys() == {"images", "reviews"}
+    figures = page.data["figures"]
+    plots = ("held_out", "pruning", "pruning-2")
+    axes = {key: figures[key]["layout"]["yaxis"]["title"]["text"] for key in plots}
+    assert axes["pruning"] == axes["held_out"] == "valid error percent"
+    assert axes["pruning-2"] == "test rmse"  # each score on an axis of its own
+    assert [name for name, _ in page.lines("pruning-2")] == ["reviews"]
     code, _, _ = cli("report", images, bayes, "--samples", "0,2", "--out", out)
     assert code == 0
     assert [name for name, _ in Page(out).lines("entropy_gap")] == ["bayes"]

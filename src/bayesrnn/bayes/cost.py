@@ -4,6 +4,7 @@ By the KL's own functions, mapped over single weights, so that the costs sum to 
 """
 
 import math
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ from bayesrnn.errors import require
 
 @torch.no_grad()
 def weight_bits(
-    model: Bayesian, samples: int = 10, generator: torch.Generator | None = None
+    model: Bayesian,
+    samples: int = 10,
+    generator: torch.Generator | None = None,
+    names: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The bits each drawn weight costs, by name; 0 where it was pruned.
+    """The bits each drawn weight costs, by name (all, or those in `names`); 0 where it was pruned.
 
     Exact where the KL has a closed form; otherwise the entropy is, and log p is averaged over
     `samples` draws. They sum to the expected KL. Weights without a description length (Delta,
@@ -38,22 +42,23 @@ def weight_bits(
     found: dict[str, Tensor] = {}
     for block in model.each_block():
         hyper = model.hyper(block)
-        if not (block.posterior.proper and hyper.prior.proper):
+        wanted = [w for w in block.layout.weights if names is None or w.name in names]
+        if not (wanted and block.posterior.proper and hyper.prior.proper):
             continue
         exact = exact_pair(block.posterior, hyper.prior, "auto") is not None
         held = block.noise
         draws = []
         for _ in range(1 if exact else samples):
             block.resample(generator)
-            draws.append(_costs(block, hyper))
+            draws.append(_costs(block, hyper, wanted))
         block.noise = held
         for name in draws[0]:
             found[name] = torch.stack([draw[name] for draw in draws]).mean(dim=0) / math.log(2)
     return found
 
 
-def _costs(block: Block, hyper: Hyper) -> dict[str, Tensor]:
-    """In nats, at the block's present draw."""
+def _costs(block: Block, hyper: Hyper, weights: Sequence[Weight]) -> dict[str, Tensor]:
+    """Of some of a block's weights, in nats, at its present draw."""
     assert block.noise is not None
     layout, parameters = block.layout, block.parameters_by_name
     given = {name: layout.split(flat) for name, flat in parameters.items()}
@@ -61,7 +66,7 @@ def _costs(block: Block, hyper: Hyper) -> dict[str, Tensor]:
     keep = None if block.keep is None else layout.split(block.keep)
     values = {name: v.item() if isinstance(v, Tensor) else v for name, v in hyper.values().items()}
     costs: dict[str, Tensor] = {}
-    for weight in layout.weights:
+    for weight in weights:
         name = weight.name
         draw = look(
             block.posterior,

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 COLOURS = 6
 """How many of the page's colours are for runs; then they start over."""
 CURVE_POINTS = 200
+LONGEST_NAME = 36
+"""Letters of a run's name in a legend."""
+SCORES = ("perplexity", "error_percent", "rmse")
+"""Those a run may be watched by."""
 Runs = Sequence[Findings]
 
 
@@ -46,52 +50,48 @@ def draws_named(count: int) -> str:
 # --- learning -------------------------------------------------------------------------------------
 
 
-def held_out(runs: Runs) -> "go.Figure | None":
-    """The validation figure of each epoch, and that of the training text beside it."""
-    figure = _figure("epoch", _watched_title(runs))
-    for index, run in enumerate(runs):
-        watched = watched_key(run)
-        if not run.epochs or watched is None:
-            continue
-        x = [line["epoch"] for line in run.epochs]
-        _line(figure, index, run, x, [line[watched] for line in run.epochs], "held out")
-        train = f"train_{watched.partition('_')[2]}"
-        if train in run.epochs[0]:
-            y = [line[train] for line in run.epochs]
-            _line(figure, index, run, x, y, "training", dash="dot", legend=False)
-    _log_if_wide(figure)
-    return _or_none(figure, runs)
+def held_out(runs: Runs) -> list["go.Figure"]:
+    """The validation figure of each epoch, and that of the training data beside it; a chart for
+    each kind of score."""
+    found = []
+    for watched in dict.fromkeys(filter(None, map(watched_key, runs))):
+        figure = _figure("epoch", watched.replace("_", " "))
+        for index, run in enumerate(runs):
+            if watched_key(run) != watched:
+                continue
+            x = [line["epoch"] for line in run.epochs]
+            _line(figure, index, run, x, [line[watched] for line in run.epochs], "held out")
+            train = f"train_{watched.partition('_')[2]}"
+            if train in run.epochs[0]:
+                y = [line[train] for line in run.epochs]
+                _line(figure, index, run, x, y, "training", dash="dot", legend=False)
+        _log_if_wide(figure)
+        found += _drawn(figure, runs)
+    return found
 
 
 def watched_key(run: Findings) -> str | None:
     """What an epoch's line calls the figure that tells how good the model is."""
-    names = ("valid_perplexity", "valid_error_percent", "test_error_percent", "valid_rmse")
-    keys = (*names, "test_rmse")
+    keys = [f"{split}_{score}" for score in SCORES for split in ("valid", "test")]
     return next((key for key in keys if run.epochs and key in run.epochs[-1]), None)
 
 
-def _watched_title(runs: Runs) -> str:
-    keys = [key for key in map(watched_key, runs) if key]
-    words = {key.partition("_")[2].replace("_", " ") for key in keys}
-    return words.pop() if len(words) == 1 else "held-out score"
-
-
-def bits(which: str) -> Callable[[Runs], "go.Figure | None"]:
+def bits(which: str) -> Callable[[Runs], list["go.Figure"]]:
     """`error_bits` or `complexity_bits` of each epoch."""
 
-    def draw(runs: Runs) -> "go.Figure | None":
+    def draw(runs: Runs) -> list["go.Figure"]:
         figure = _figure("epoch", "bits an epoch" if which == "error_bits" else "bits")
         for index, run in enumerate(runs):
             lines = [line for line in run.epochs if line.get(which) is not None]
             x = [line["epoch"] for line in lines]
             if lines:
                 _line(figure, index, run, x, [line[which] for line in lines], "")
-        return _or_none(figure, runs)
+        return _drawn(figure, runs)
 
     return draw
 
 
-def speed(runs: Runs) -> "go.Figure | None":
+def speed(runs: Runs) -> list["go.Figure"]:
     """Training speed over the steps."""
     units = {run.unit for run in runs}
     unit = units.pop() if len(units) == 1 else "targets"
@@ -101,7 +101,7 @@ def speed(runs: Runs) -> "go.Figure | None":
         if pace:
             _line(figure, index, run, [step for step, _ in pace], [v for _, v in pace], "")
     figure.update_yaxes(rangemode="tozero")
-    return _or_none(figure, runs)
+    return _drawn(figure, runs)
 
 
 def speeds(run: Findings) -> list[tuple[int, float]]:
@@ -117,7 +117,7 @@ def speeds(run: Findings) -> list[tuple[int, float]]:
 # --- not knowing ----------------------------------------------------------------------------------
 
 
-def entropy_gap(runs: Runs) -> "go.Figure | None":
+def entropy_gap(runs: Runs) -> list["go.Figure"]:
     """How much less sure a model is of the text reversed, by the number of draws."""
     figure = _figure("draws", "nats a word")
     for index, run, x, lines in _by_draws(runs):
@@ -125,7 +125,7 @@ def entropy_gap(runs: Runs) -> "go.Figure | None":
     return _draws_axis(figure, runs)
 
 
-def entropies(runs: Runs) -> "go.Figure | None":
+def entropies(runs: Runs) -> list["go.Figure"]:
     """The entropies themselves, and that of the words without their order."""
     figure = _figure("draws", "nats a word")
     for index, run, x, lines in _by_draws(runs):
@@ -158,14 +158,15 @@ def _by_draws(runs: Runs) -> Iterator[tuple[int, Findings, list[str], list[dict[
             yield index, run, [draws_named(count) for count in counts], run.by_draws * len(counts)
 
 
-def _draws_axis(figure: "go.Figure", runs: Runs) -> "go.Figure | None":
+def _draws_axis(figure: "go.Figure", runs: Runs) -> list["go.Figure"]:
     counts = sorted({line["samples"] for run in runs for line in run.by_draws})
     order = [draws_named(count) for count in counts]
+    figure.update_yaxes(exponentformat="none")
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)
-    return _or_none(figure, runs)
+    return _drawn(figure, runs)
 
 
-def reliability(runs: Runs) -> "go.Figure | None":
+def reliability(runs: Runs) -> list["go.Figure"]:
     """Confidence against the share that was right; the larger a dot, the more predictions."""
     figure = _figure("confidence", "share that was right")
     for index, run in enumerate(runs):
@@ -192,10 +193,10 @@ def reliability(runs: Runs) -> "go.Figure | None":
     )
     figure.update_xaxes(range=[-0.02, 1.03], dtick=0.2)
     figure.update_yaxes(range=[-0.02, 1.03], dtick=0.2)
-    return _or_none(figure, runs)
+    return _drawn(figure, runs)
 
 
-def risk_coverage(runs: Runs) -> "go.Figure | None":
+def risk_coverage(runs: Runs) -> list["go.Figure"]:
     """The share of errors among the surest predictions."""
     figure = _figure("share of predictions kept, the surest first", "share that was wrong")
     for index, run in enumerate(runs):
@@ -207,26 +208,29 @@ def risk_coverage(runs: Runs) -> "go.Figure | None":
         _line(figure, index, run, x.tolist(), y.tolist(), "", mode="lines")
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(range=[0, 1.01])
-    return _or_none(figure, runs)
+    return _drawn(figure, runs)
 
 
 # --- weights --------------------------------------------------------------------------------------
 
 
-def pruning(runs: Runs) -> "go.Figure | None":
-    """What is lost without the weights of lowest signal to noise."""
-    names = {run.pruning_score for run in runs}
-    figure = _figure("weights pruned", names.pop() if len(names) == 1 else "held-out score")
-    for index, run in enumerate(runs):
-        rows = run.pruning
-        x = [row.fraction for row in rows]
-        _line(figure, index, run, x, [row.error for row in rows], "")
-    figure.update_xaxes(tickformat=".0%")
-    _log_if_wide(figure)
-    return _or_none(figure, runs)
+def pruning(runs: Runs) -> list["go.Figure"]:
+    """What is lost without the weights of lowest signal to noise; a chart for each kind of
+    score."""
+    found = []
+    for score in dict.fromkeys(run.pruning_score for run in runs):
+        figure = _figure("weights pruned", score)
+        for index, run in enumerate(runs):
+            if run.pruning_score == score:
+                x = [row.fraction for row in run.pruning]
+                _line(figure, index, run, x, [row.error for row in run.pruning], "")
+        figure.update_xaxes(tickformat=".0%")
+        _log_if_wide(figure)
+        found += _drawn(figure, runs)
+    return found
 
 
-def signal_to_noise(runs: Runs) -> "go.Figure | None":
+def signal_to_noise(runs: Runs) -> list["go.Figure"]:
     """How many weights have which |mean| / standard deviation."""
     figure = _figure("signal to noise, |mean| / standard deviation", "share of weights")
     centres = 10 ** ((RATIO_EDGES[1:] + RATIO_EDGES[:-1]) / 2)
@@ -254,7 +258,7 @@ def signal_to_noise(runs: Runs) -> "go.Figure | None":
     ticks = [10.0**power for power in range(-4, 3)]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     figure.update_yaxes(tickformat=".1%", rangemode="tozero")
-    return _or_none(figure, runs)
+    return _drawn(figure, runs)
 
 
 def gate_map(gate: Gate, low: float, high: float) -> "go.Figure":
@@ -340,9 +344,10 @@ def _line(
     **more: Any,
 ) -> None:
     """One run's line. User text is escaped: plotly reads a little HTML."""
-    name = escape(run.name)
+    long = len(run.name) > LONGEST_NAME
+    name = escape(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
     label = f"{name}, {what}" if what else name
-    given = {
+    given: dict[str, Any] = {
         "mode": "lines+markers",
         "hovertemplate": f"%{{x}}: %{{y:,.4~r}}<extra>{label}</extra>",
         "marker": {"size": 6},
@@ -354,7 +359,7 @@ def _line(
         x=x,
         y=y,
         name=name,
-        legendgroup=name,
+        legendgroup=str(index),
         showlegend=legend,
         line=line,
         marker=marker,
@@ -364,14 +369,14 @@ def _line(
 
 def _log_if_wide(figure: "go.Figure") -> None:
     """A log axis where values span more than a factor of five."""
-    values = [v for trace in figure.data for v in trace.y if v is not None and v > 0]
-    if values and max(values) > 5 * min(values):
+    values = [v for trace in figure.data for v in trace.y if v is not None and v < math.inf]
+    if values and max(values) > 5 * min(values) > 0:
         powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
         figure.update_yaxes(type="log", tickvals=[d * 10.0**p for p in powers for d in (1, 2, 5)])
         figure.update_yaxes(tickformat=",~g")
 
 
-def _or_none(figure: "go.Figure", runs: Runs) -> "go.Figure | None":
+def _drawn(figure: "go.Figure", runs: Runs) -> list["go.Figure"]:
     """The figure, unless it is empty; a legend where there is more than one run to tell apart."""
     figure.update_layout(showlegend=len(runs) > 1)
-    return figure if figure.data else None
+    return [figure] if figure.data else []

@@ -131,10 +131,12 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
             "learning is not shown."
         )
-    if not draws:
+    if not _spread(model):
+        same = "only its dropout differs between draws" if draws else "all draws are the same"
         notes.append(
-            "Its weights are points: all draws are the same, nothing is epistemic, and no weight "
-            "has a signal to noise or a cost in bits. It is pruned by the size of its weights."
+            f"Its weights are points: {same}{'' if draws else ', nothing is epistemic'}, and no "
+            "weight has a signal to noise or a cost in bits. It is pruned by the size of its "
+            "weights."
         )
     read = _read_text if isinstance(recipe.data, TextData) else _read_labelled
     found = read(run, model, recipe, counts, choices, watch)
@@ -170,10 +172,15 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names
 
 
+def _spread(model: Bayesian) -> bool:
+    """Whether some weights have a standard deviation."""
+    return any(scale is not None for _, scale in model.moments().values())
+
+
 def _differ(model: Bayesian) -> bool:
-    spread = any(scale is not None for _, scale in model.moments().values())
-    parts = (part for part in model.modules() if isinstance(part, Mask))
-    return spread or any(mask.rate > 0 and mask.at_test for mask in parts)
+    """Whether draws of the network do."""
+    masks = (part for part in model.modules() if isinstance(part, Mask))
+    return _spread(model) or any(mask.rate > 0 and mask.at_test for mask in masks)
 
 
 def _read_text(
@@ -289,7 +296,7 @@ def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, An
     advance = watch("looking at the weights", 1)
     ratios: NDArray[np.int64] | None = None
     noisy: float | None = None
-    if any(scale is not None for _, scale in model.moments().values()):
+    if _spread(model):
         each = torch.cat([ratio.flatten() for ratio in signal_to_noise(model).values()]).cpu()
         places = each.clamp_min(1e-30).log10().clamp(RATIO_EDGES[0], RATIO_EDGES[-1])
         ratios = np.histogram(places.numpy(), RATIO_EDGES)[0]

@@ -15,6 +15,8 @@ from bayesrnn.prune import kept, signal_to_noise
 
 SIDE = 200
 """Dots a side of a picture; of larger matrices only every second (third, ...) row and column."""
+DRAWS = 5
+"""That costs are averaged over, where they have no closed form."""
 GATES = {4: ("input", "forget", "cell", "output"), 3: ("reset", "update", "new"), 1: ("hidden",)}
 """In torch's order."""
 RECURRENT = re.compile(r"(?:(.*)\.)?weight_(ih|hh)_l(\d+)(_reverse)?")
@@ -48,11 +50,11 @@ class Matrix:
 
 def matrices(model: Bayesian, generator: torch.Generator | None = None) -> list[Matrix]:
     """The matrices of all recurrent layers; of a network without any, all its matrices."""
-    bits = weight_bits(model, generator=generator)
     order = pruning_order(model)
     flat = [name for name, each in order.items() if each.dim() == 2]
-    recurrent = [name for name in flat if RECURRENT.fullmatch(name)]
-    return [_matrix(model, name, bits.get(name), order[name]) for name in recurrent or flat]
+    chosen = [name for name in flat if RECURRENT.fullmatch(name)] or flat
+    bits = weight_bits(model, DRAWS, generator, chosen)
+    return [_matrix(model, name, bits.get(name), order[name]) for name in chosen]
 
 
 def pruning_order(model: Bayesian) -> dict[str, Tensor]:

@@ -36,7 +36,8 @@ class Chart:
     key: str
     title: str
     caption: str
-    draw: Callable[[Sequence[Findings]], "go.Figure | None"]
+    draw: Callable[[Sequence[Findings]], list["go.Figure"]]
+    """Several, where runs have scores that do not belong on one axis."""
 
 
 CHARTS = (
@@ -117,9 +118,13 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawn = {chart.key: (chart, chart.draw(runs)) for chart in CHARTS}
-    shown = {key: chart for key, (chart, figure) in drawn.items() if figure is not None}
-    charts = {key: json.loads(fig.to_json()) for key, (_, fig) in drawn.items() if fig is not None}
+    charts: dict[str, Any] = {}
+    shown: dict[str, list[str]] = {}
+    for chart in CHARTS:
+        for number, figure in enumerate(chart.draw(runs)):
+            key = f"{chart.key}-{number + 1}" if number else chart.key
+            charts[key] = json.loads(figure.to_json())
+            shown.setdefault(chart.key, []).append(key)
     maps = [_maps(run, index) for index, run in enumerate(runs)]
     for each in maps:
         charts |= each.pop("figures")
@@ -137,7 +142,8 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
         runs=runs,
         colours=[figures.colour(index) for index in range(len(runs))],
         rows=head_rows(runs),
-        charts=shown,
+        charts={chart.key: chart for chart in CHARTS},
+        shown=shown,
         maps=maps,
         measures=MEASURES,
         longest=LONGEST,
@@ -321,7 +327,7 @@ def _measured(runs: Sequence[Findings], choices: Choices) -> str:
     """What the figures are of, in words; once, where it is the same for all runs."""
     parts: dict[str, list[str]] = {}
     for run in runs:
-        first = "the first " if run.is_text and choices.tokens else "all "
+        first = "the first " if run.is_text and run.read == choices.tokens else "all "
         what = "text" if run.is_text else "set"
         text = f"{first}{run.read:,} {run.unit} of the {run.split} {what}"
         parts.setdefault(text, []).append(run.name)
@@ -352,6 +358,7 @@ def _maps(run: Findings, index: int) -> dict[str, Any]:
     """The run's matrices for the page; one scale of bits for all of them, without the extremes."""
     shown = [g.bits.ravel() for m in run.matrices for g in m.gates if g.bits is not None]
     low, high = np.quantile(np.concatenate(shown), BITS_SHOWN).tolist() if shown else (0.0, 0.0)
+    low = round(low, 1) + 0.0  # not -0.0
     found: dict[str, Any] = {}
     listed = []
     for matrix in run.matrices:
