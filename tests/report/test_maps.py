@@ -5,6 +5,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.bayes.cost import weight_bits
+from bayesrnn.prune import kept
 from bayesrnn.report import maps
 from bayesrnn.report.figures import gate_map
 
@@ -20,10 +21,21 @@ def test_a_weight_is_left_where_pruning_leaves_it() -> None:
         br.prune(model, fraction=0.1)
         order = maps.pruning_order(model)
         br.prune(model, fraction=fraction)
-        for name, (loc, _) in model.moments().items():
+        for name, left in kept(model).items():
             count = sum(each.numel() for each in order.values())
             cut = max(round(fraction * count), round(0.1 * count)) / count
-            assert torch.equal(order[name] > cut, loc != 0), (name, fraction)
+            assert torch.equal(order[name] > cut, left), (name, fraction)
+
+
+def test_with_points_among_the_weights_each_tensor_is_by_itself() -> None:
+    net = br.LanguageModel(vocabulary=9, embedding=5, hidden=6, layers=1, init=0.5)
+    model = br.bayesianize(net, {"rnn.*": br.Gaussian(), "*": br.Delta()}, br.Normal())
+    order = maps.pruning_order(model)
+    br.prune(model, fraction=0.5, per_tensor=True)
+    for name, left in kept(model).items():
+        assert torch.equal(order[name] > round(0.5 * left.numel()) / left.numel(), left), name
+    assert maps.mixed(model)
+    assert not maps.mixed(network())
 
 
 def test_gates_are_the_rows_in_torchs_order() -> None:

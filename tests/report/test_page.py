@@ -222,6 +222,30 @@ def test_a_pruned_run_has_no_learning_but_all_the_rest(
     assert len(page.lines("pruning")[0][1]) == len(FRACTIONS)
 
 
+def test_dropout_and_points_among_the_weights_are_said(tmp_path: Path) -> None:
+    point = {"kind": "delta"}
+    recipes = {
+        "dropout": small_recipe(
+            tmp_path, posterior=point, prior={"kind": "uniform"}, dropout={"output": 0.5}
+        ),
+        "mixed": small_recipe(
+            tmp_path,
+            posterior={"rnn.*": {"kind": "gaussian"}, "*": point},
+            prior={"kind": "normal"},
+        ),
+    }
+    found = {}
+    for name, recipe in recipes.items():
+        loop.train(recipe, tmp_path / name, quiet=True)
+        found[name] = examine(tmp_path / name, name, Choices((0, 2)), unwatched)
+    dropout, mixed = found["dropout"], found["mixed"]
+    assert "only its dropout differs between draws" in dropout.notes[0]
+    assert dropout.by_draws[1]["epistemic"] > 0
+    assert (dropout.ratios, dropout.matrices[0].gates[0].bits) == (None, None)
+    assert "each tensor is pruned by itself" in mixed.notes[0]
+    assert len(mixed.pruning) == len(FRACTIONS)
+
+
 def test_nothing_of_a_run_is_changed_and_the_draws_are_the_same_again(
     bayes: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from bayesrnn.evaluate.uncertainty import reading_cost
 from bayesrnn.models.dropout import Mask
 from bayesrnn.prune import SAFE_THRESHOLD, Pruned, pruning_curve, signal_to_noise
 from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.report.maps import Matrix, matrices
+from bayesrnn.report.maps import Matrix, matrices, mixed
 from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.run import read_metrics
@@ -138,6 +138,11 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "weight has a signal to noise or a cost in bits. It is pruned by the size of its "
             "weights."
         )
+    if mixed(model):
+        notes.append(
+            "Some of its weights are points, which have no signal to noise and no bits; each "
+            "tensor is pruned by itself."
+        )
     read = _read_text if isinstance(recipe.data, TextData) else _read_labelled
     found = read(run, model, recipe, counts, choices, watch)
     return Findings(
@@ -232,7 +237,10 @@ def _read_text(
         "risk": risk_coverage(-most.max_probability, ~most.correct),
         "passage": passage,
         "pruning": pruning_curve(
-            model, lambda m: evaluate_text(m, valid, advance=advance).perplexity, FRACTIONS
+            model,
+            lambda m: evaluate_text(m, valid, advance=advance).perplexity,
+            FRACTIONS,
+            mixed(model),
         ),
         "pruning_score": "validation perplexity",
     }
@@ -285,7 +293,7 @@ def _read_labelled(
         "reliability": diagram,
         "risk": risk,
         "passage": None,
-        "pruning": pruning_curve(model, error, FRACTIONS),
+        "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
         "pruning_score": f"{watched} {score}".replace("_", " "),
         "notes": notes,
     }

@@ -58,15 +58,29 @@ def matrices(model: Bayesian, generator: torch.Generator | None = None) -> list[
 
 
 def pruning_order(model: Bayesian) -> dict[str, Tensor]:
-    """For each weight the fraction of all weights pruned with it, by signal to noise: it is left
-    by `prune(fraction)` where this is above the fraction. 0 where it was pruned before."""
-    ratios, left = signal_to_noise(model), kept(model)
-    each = torch.cat([r.where(left[n], -1.0).flatten().cpu() for n, r in ratios.items()])
-    place = torch.empty(len(each), dtype=torch.float64)
-    place[each.argsort(stable=True)] = torch.arange(1, len(each) + 1, dtype=torch.float64)
-    place[each < 0] = 0
-    parts = (place / len(each)).split([r.numel() for r in ratios.values()])
+    """For each weight the fraction of all weights (of its tensor's, where the model is `mixed`)
+    pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
+    fraction. 0 where it was pruned before."""
+    left = kept(model)
+    ratios = {n: r.where(left[n], -1.0).cpu() for n, r in signal_to_noise(model).items()}
+    if mixed(model):
+        return {name: _places(ratio.flatten()).view(ratio.shape) for name, ratio in ratios.items()}
+    places = _places(torch.cat([ratio.flatten() for ratio in ratios.values()]))
+    parts = places.split([ratio.numel() for ratio in ratios.values()])
     return {n: p.view(r.shape) for (n, r), p in zip(ratios.items(), parts, strict=True)}
+
+
+def mixed(model: Bayesian) -> bool:
+    """Whether some weights are points and others are not, so that only those of one tensor can be
+    ranked together."""
+    return len({scale is None for _, scale in model.moments().values()}) > 1
+
+
+def _places(ratios: Tensor) -> Tensor:
+    """The place of each in their order, from 1 / N to 1; 0 for what is negative."""
+    place = torch.empty(len(ratios), dtype=torch.float64)
+    place[ratios.argsort(stable=True)] = torch.arange(1, len(ratios) + 1, dtype=torch.float64)
+    return (place / len(ratios)).where(ratios >= 0, 0.0)
 
 
 def _matrix(model: Bayesian, name: str, bits: Tensor | None, order: Tensor) -> Matrix:
