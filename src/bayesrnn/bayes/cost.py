@@ -29,13 +29,14 @@ def weight_bits(
 
     Exact where the KL has a closed form; otherwise the entropy is, and log p is averaged over
     `samples` draws. They sum to the expected KL. Weights without a description length (Delta,
-    Uniform) are left out. A weight may cost less than nothing, where q is wider than p.
+    Uniform) are left out. With a prior that takes groups together, what does not depend on the
+    single weight is shared equally by its group, so that one of them may come out below 0.
 
     >>> from bayesrnn import Gaussian, Normal, bayesianize
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.constant_(net.weight, 2.0)
     >>> weight_bits(bayesianize(net, Gaussian(scale=0.5), Normal()))["weight"]
-    tensor([[3.3440, 3.3440]])
+    tensor([[3.3444, 3.3444]])
     """
     require((samples >= 1, "samples", f"must be at least 1, got {samples}"))
     model.fit_priors()
