@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import bayesrnn as br
-from bayesrnn.bayes import Prior
+from bayesrnn.bayes import Posterior, Prior
 from bayesrnn.bayes.cost import weight_bits
 
 PRIORS = [
@@ -20,19 +20,16 @@ PRIORS = [
 ]
 
 
-def network(prior: Prior) -> br.Bayesian:
-    net = br.LanguageModel(vocabulary=11, embedding=4, hidden=5, layers=2)
-    return br.bayesianize(net, br.Gaussian(scale=(0.01, 0.1)), prior)
-
-
 def total(found: dict[str, Tensor]) -> float:
     return sum(bits.double().sum().item() for bits in found.values())
 
 
+@pytest.mark.parametrize("posterior", [br.Gaussian(scale=(0.01, 0.1)), br.Sharpened()])
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("prior", PRIORS, ids=repr)
-def test_the_costs_sum_to_the_kl(prior: Prior, pruned: bool) -> None:
-    model = network(prior)
+def test_the_costs_sum_to_the_kl(prior: Prior, pruned: bool, posterior: Posterior) -> None:
+    net = br.LanguageModel(vocabulary=11, embedding=4, hidden=5, layers=2)
+    model = br.bayesianize(net, posterior, prior).eval()
     if pruned:
         br.prune(model, fraction=0.4)
     found = weight_bits(model, 1, torch.Generator().manual_seed(3))

@@ -5,7 +5,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.bayes.cost import weight_bits
-from bayesrnn.prune import kept
+from bayesrnn.prune import kept, mixed, pruning_order
 from bayesrnn.report import maps
 from bayesrnn.report.figures import gate_map
 
@@ -19,7 +19,7 @@ def test_a_weight_is_left_where_pruning_leaves_it() -> None:
     for fraction in (0.0, 0.25, 0.8, 1.0):
         model = network()
         br.prune(model, fraction=0.1)
-        order = maps.pruning_order(model)
+        order = pruning_order(model)
         br.prune(model, fraction=fraction)
         for name, left in kept(model).items():
             count = sum(each.numel() for each in order.values())
@@ -30,12 +30,12 @@ def test_a_weight_is_left_where_pruning_leaves_it() -> None:
 def test_with_points_among_the_weights_each_tensor_is_by_itself() -> None:
     net = br.LanguageModel(vocabulary=9, embedding=5, hidden=6, layers=1, init=0.5)
     model = br.bayesianize(net, {"rnn.*": br.Gaussian(), "*": br.Delta()}, br.Normal())
-    order = maps.pruning_order(model)
+    order = pruning_order(model)
     br.prune(model, fraction=0.5, per_tensor=True)
     for name, left in kept(model).items():
         assert torch.equal(order[name] > round(0.5 * left.numel()) / left.numel(), left), name
-    assert maps.mixed(model)
-    assert not maps.mixed(network())
+    assert mixed(model)
+    assert not mixed(network())
 
 
 def test_gates_are_the_rows_in_torchs_order() -> None:
@@ -43,7 +43,7 @@ def test_gates_are_the_rows_in_torchs_order() -> None:
     found = {matrix.name: matrix for matrix in maps.matrices(model)}
     assert list(found) == [f"rnn.weight_{s}_l{n}" for n in (0, 1) for s in ("ih", "hh")]
     bits = weight_bits(model)["rnn.weight_hh_l1"]
-    order = maps.pruning_order(model)["rnn.weight_hh_l1"]
+    order = pruning_order(model)["rnn.weight_hh_l1"]
     gates = found["rnn.weight_hh_l1"].gates
     assert [gate.name for gate in gates] == ["input", "forget", "cell", "output"]
     for number, gate in enumerate(gates):

@@ -61,7 +61,7 @@ def weight_bits(
 def _costs(block: Block, hyper: Hyper, weights: Sequence[Weight]) -> dict[str, Tensor]:
     """Of some of a block's weights, in nats, at its present draw."""
     assert block.noise is not None
-    layout, parameters = block.layout, block.parameters_by_name
+    layout, parameters = block.layout, block.spread(block.parameters_by_name)
     given = {name: layout.split(flat) for name, flat in parameters.items()}
     noise = {name: layout.split(flat) for name, flat in block.noise.items()}
     keep = None if block.keep is None else layout.split(block.keep)

@@ -29,9 +29,9 @@ from bayesrnn.evaluate.calibration import calibration
 from bayesrnn.evaluate.outputs import Categorical
 from bayesrnn.evaluate.uncertainty import reading_cost
 from bayesrnn.models.dropout import Mask
-from bayesrnn.prune import SAFE_THRESHOLD, Pruned, pruning_curve, signal_to_noise
+from bayesrnn.prune import SAFE_THRESHOLD, Pruned, mixed, pruning_curve, signal_to_noise
 from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.report.maps import Matrix, matrices, mixed
+from bayesrnn.report.maps import Matrix, matrices
 from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.run import read_metrics

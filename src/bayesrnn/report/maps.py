@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.bayes.cost import weight_bits
-from bayesrnn.prune import kept, signal_to_noise
+from bayesrnn.prune import pruning_order
 
 SIDE = 200
 """Dots a side of a picture; of larger matrices only every second (third, ...) row and column."""
@@ -57,32 +57,6 @@ def matrices(model: Bayesian, generator: torch.Generator | None = None) -> list[
     return [_matrix(model, name, bits.get(name), order[name]) for name in chosen]
 
 
-def pruning_order(model: Bayesian) -> dict[str, Tensor]:
-    """For each weight the fraction of all weights (of its tensor's, where the model is `mixed`)
-    pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
-    fraction. 0 where it was pruned before."""
-    left = kept(model)
-    ratios = {n: r.where(left[n], -1.0).cpu() for n, r in signal_to_noise(model).items()}
-    if mixed(model):
-        return {name: _places(ratio.flatten()).view(ratio.shape) for name, ratio in ratios.items()}
-    places = _places(torch.cat([ratio.flatten() for ratio in ratios.values()]))
-    parts = places.split([ratio.numel() for ratio in ratios.values()])
-    return {n: p.view(r.shape) for (n, r), p in zip(ratios.items(), parts, strict=True)}
-
-
-def mixed(model: Bayesian) -> bool:
-    """Whether some weights are points and others are not, so that only those of one tensor can be
-    ranked together."""
-    return len({scale is None for _, scale in model.moments().values()}) > 1
-
-
-def _places(ratios: Tensor) -> Tensor:
-    """The place of each in their order, from 1 / N to 1; 0 for what is negative."""
-    place = torch.empty(len(ratios), dtype=torch.float64)
-    place[ratios.argsort(stable=True)] = torch.arange(1, len(ratios) + 1, dtype=torch.float64)
-    return (place / len(ratios)).where(ratios >= 0, 0.0)
-
-
 def _matrix(model: Bayesian, name: str, bits: Tensor | None, order: Tensor) -> Matrix:
     found = RECURRENT.fullmatch(name)
     if found is None:
@@ -101,13 +75,13 @@ def _matrix(model: Bayesian, name: str, bits: Tensor | None, order: Tensor) -> M
 def _gate(name: str, bits: Tensor | None, order: Tensor) -> Gate:
     step = -(-max(order.shape) // SIDE)
     shown = (slice(None, None, step), slice(None, None, step))
-    at = torch.arange(101, dtype=torch.float64) / 100
+    at = torch.arange(101, dtype=torch.float64, device=order.device) / 100
     gone = torch.searchsorted(order.flatten().sort().values, at, right=True)
     return Gate(
         name,
         None if bits is None else bits[shown].float().cpu().numpy(),
         None if bits is None else bits.double().mean().item(),
-        order[shown].float().numpy(),
+        order[shown].float().cpu().numpy(),
         (1 - gone / order.numel()).tolist(),
         step,
     )
