@@ -26,7 +26,7 @@ check: $(VENV)/.dev ## check style and types only
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "The files above need: make format" >&2; exit 1; }
 	@$(PY) -m mypy
 
-demo: $(VENV)/.demo ## train and question a small Bayesian network (ARGS="...")
+demo: $(VENV)/.demo ## train and question a small Bayesian network; ends with a report page (ARGS="...")
 	@$(PY) examples/demo.py $(ARGS)
 
 reproduce: .ptb $(VENV)/.dev ## train and measure every row of the Penn Treebank tables (DATA=... OUT=... ARGS="...")

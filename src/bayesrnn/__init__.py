@@ -19,6 +19,7 @@ from bayesrnn.bayes import (
     Sharpened,
     Uniform,
     bayesianize,
+    weight_bits,
 )
 from bayesrnn.data import (
     Batch,
@@ -152,5 +153,6 @@ __all__ = [
     "structure",
     "text_uncertainty",
     "train",
+    "weight_bits",
     "write_predictions",
 ]

@@ -10,6 +10,7 @@ from bayesrnn.commands.bench import bench
 from bayesrnn.commands.evaluate import evaluate
 from bayesrnn.commands.generate import generate
 from bayesrnn.commands.prune import prune
+from bayesrnn.commands.report import report
 from bayesrnn.commands.train import train
 from bayesrnn.commands.uncertainty import uncertainty
 from bayesrnn.errors import Invalid, UserError
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, uncertainty, generate, prune, bench):
+for command in (train, evaluate, uncertainty, generate, prune, report, bench):
     app.command()(command)
 
 

@@ -179,13 +179,35 @@ def _places(values: list[Tensor]) -> list[Tensor]:
     return [p.view(v.shape).to(v.device) for p, v in zip(parts, values, strict=True)]
 
 
+def pruning_order(model: Bayesian) -> dict[str, Tensor]:
+    """For each weight the fraction of all weights (of its tensor's, where the model is `mixed`)
+    pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
+    fraction. 0 where it was pruned before."""
+    values = _order_by(model, "snr")
+    if mixed(model):
+        places = [_places([value])[0] for value in values.values()]
+        totals = [place.numel() for place in places]
+    else:
+        places = _places(list(values.values()))
+        totals = [sum(place.numel() for place in places)] * len(places)
+    return {
+        name: ((place + 1).double() / total).where(value >= 0, 0.0)
+        for (name, value), place, total in zip(values.items(), places, totals, strict=True)
+    }
+
+
+def mixed(model: Bayesian) -> bool:
+    """Whether some weights are points and others are not, so that only those of one tensor can be
+    ranked together by signal to noise."""
+    return len({scale is None for _, scale in model.moments().values()}) > 1
+
+
 def _check_comparable(model: Bayesian, by: Ranking) -> None:
     if by != "snr":
         return
-    points = {block.posterior.std(block.parameters_by_name) is None for block in model.each_block()}
     require(
         (
-            len(points) == 1,
+            not mixed(model),
             "per_tensor",
             "must be set: some weights are points, which have no signal to noise to rank beside "
             "the others'",

@@ -31,3 +31,16 @@ def recipe_of(run: Path, data: str) -> Recipe:
     """A run's recipe, with its data read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
     return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+
+
+def draw_counts(samples: str) -> list[int]:
+    """The numbers of draws that --samples gives."""
+    try:
+        counts = [int(part) for part in samples.split(",")]
+    except ValueError:
+        counts = [-1]
+    if min(counts) < 0:
+        raise typer.BadParameter(
+            f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
+        )
+    return sorted(set(counts))

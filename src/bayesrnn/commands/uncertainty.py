@@ -21,6 +21,7 @@ from bayesrnn.commands.options import (
     DrawSeed,
     RunFolder,
     check_flags,
+    draw_counts,
     recipe_of,
 )
 from bayesrnn.commands.tables import columns, show, shown
@@ -29,7 +30,6 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import (
     Categorical,
     TextUncertainty,
-    calibration_of_top,
     detect,
     entropy_gap,
     evaluate_labelled,
@@ -85,7 +85,7 @@ def uncertainty(
 
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
     """
-    counts = _counts(samples)
+    counts = draw_counts(samples)
     if text is not None and split is not None:
         raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
@@ -197,24 +197,9 @@ def _labelled_uncertainty(
     columns(by_draws, "by the number of draws (0: the mean), nats an example")
 
 
-def _counts(samples: str) -> list[int]:
-    """The numbers of draws that --samples gives."""
-    try:
-        counts = [int(part) for part in samples.split(",")]
-    except ValueError:
-        counts = [-1]
-    if min(counts) < 0:
-        raise typer.BadParameter(
-            f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
-        )
-    return sorted(set(counts))
-
-
 def _scores(text: TextUncertainty, bins: int) -> dict[str, Any]:
     """What calibration adds to a text's summary."""
-    scores = asdict(
-        calibration_of_top(text.nll, text.brier, text.max_probability, text.correct, bins)
-    )
+    scores = asdict(text.calibration(bins))
     return {key: scores[key] for key in ("brier", "accuracy", "ece", "adaptive_ece", "aurc")}
 
 

@@ -25,6 +25,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
@@ -71,7 +72,7 @@ class TextUncertainty:
 
     @property
     def max_probability(self) -> Tensor:
-        return self.top_probabilities[:, 0]
+        return self.top_probabilities[:, 0].contiguous()
 
     @property
     def correct(self) -> Tensor:
@@ -83,6 +84,10 @@ class TextUncertainty:
         nll = self.nll.mean().item()
         means = {name: getattr(self, name).mean().item() for name in COLUMNS[2:]}
         return {"samples": self.samples, "nll": nll, "perplexity": perplexity_of(nll), **means}
+
+    def calibration(self, bins: int = BINS) -> Calibration:
+        """Of the most probable token."""
+        return calibration_of_top(self.nll, self.brier, self.max_probability, self.correct, bins)
 
 
 def text_uncertainty(
