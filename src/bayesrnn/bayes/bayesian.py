@@ -367,7 +367,9 @@ class Bayesian(nn.Module):
                 block.one_sequence = False
 
     @contextmanager
-    def charged(self, charges: Sequence[Charge], weight: float, local: float) -> Iterator[None]:
+    def charged(
+        self, charges: Sequence[Charge], weight: float | Tensor, local: float
+    ) -> Iterator[None]:
         """The KL of those charges, times `weight`, and `local` times what the batch is charged in
         full, is added to what the backward pass inside gives.
 
