@@ -7,7 +7,9 @@ import typer
 
 from bayesrnn import __version__
 from bayesrnn.commands.bench import bench
+from bayesrnn.commands.caption import caption
 from bayesrnn.commands.evaluate import evaluate
+from bayesrnn.commands.features import features
 from bayesrnn.commands.generate import generate
 from bayesrnn.commands.prune import prune
 from bayesrnn.commands.train import train
@@ -23,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, uncertainty, generate, prune, bench):
+for command in (train, evaluate, uncertainty, generate, caption, features, prune, bench):
     app.command()(command)
 
 

@@ -1,7 +1,7 @@
 """How well a captioner expects what people said, and what it does not know of a caption."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,10 +14,8 @@ from bayesrnn.data.padded import CaptionLoader
 from bayesrnn.engine import Replay
 from bayesrnn.errors import require
 from bayesrnn.evaluate.perplexity import Evaluation, evaluating, perplexity_of, token_losses
-from bayesrnn.evaluate.reader import Reader, draw_seeds
+from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
 from bayesrnn.evaluate.uncertainty import Sums
-
-Advance = Callable[[int], None]
 
 
 def caption_losses(model: Bayesian, vectors: Tensor, batch: Batch) -> Tensor:

@@ -5,7 +5,7 @@ All pictures of a batch go on together, and none depends on which others are bes
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.errors import require
 from bayesrnn.evaluate.perplexity import evaluating
-from bayesrnn.evaluate.reader import Reader, draw_seeds
-
-Advance = Callable[[int], None]
+from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
 
 
 @dataclass(frozen=True)

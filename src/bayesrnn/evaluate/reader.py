@@ -5,7 +5,7 @@ from the seed in every cut. That costs one pass over the weights a cut, where ke
 as much memory as all drawn networks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,11 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.models.dropout import Mask
 from bayesrnn.models.language import as_state, as_tensors
+
+Advance = Callable[[int], None]
+"""Told how much is done, after every piece."""
+Watch = Callable[[str, int], Advance]
+"""Told what is done and how much of it there is, gives what to tell of every piece."""
 
 
 class Reader:

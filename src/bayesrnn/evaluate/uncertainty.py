@@ -331,12 +331,19 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
     0.875
     """
-    both = torch.cat([inside, outside])
-    _, place, sizes = both.unique(return_inverse=True, return_counts=True)
-    ranks = (sizes.cumsum(0) - (sizes - 1) / 2).double()[place]  # ties share their mean rank
     m, n = len(inside), len(outside)
-    above = ranks[m:].sum().item() - n * (n + 1) / 2
+    above = ranks(torch.cat([inside, outside]))[m:].sum().item() - n * (n + 1) / 2
     return above / (m * n)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """From 1 on; ties share their mean rank.
+
+    >>> ranks(torch.tensor([0.5, 0.1, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, place, sizes = values.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2).double()[place]
 
 
 def aupr(inside: Tensor, outside: Tensor) -> float:
