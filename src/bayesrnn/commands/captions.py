@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.evaluate.caption_scores import can_score, score_captions
+from bayesrnn.evaluate.caption_scores import can_score, check_meteor, score_captions
 from bayesrnn.evaluate.captioned import (
     CaptionFile,
     caption_pictures,
@@ -31,9 +31,11 @@ def evaluate_run(
     beam: int,
     seed: int,
     predictions: Path | None,
+    meteor: bool,
     watch: Watch,
 ) -> dict[str, Any]:
     """Perplexity, and the scores of captions; these into a file, where one is given."""
+    check_meteor(meteor)
     loader = task.captions(split)
     generator = torch.Generator(task.device).manual_seed(seed)
     advance = watch(f"reading {split}", loader.targets * max(samples, 1))
@@ -44,7 +46,7 @@ def evaluate_run(
     scores: dict[str, float | None] = dict.fromkeys(UNSCORED)
     if can_score():
         watch("scoring", 1)
-        scores |= score_captions(captions.captions, references(task, split)).scores
+        scores |= score_captions(captions.captions, references(task, split), meteor).scores
     return {
         "pictures": len(captions.pictures),
         **found.summary(),
@@ -69,7 +71,7 @@ def uncertainty_of_run(
         figures |= {f"{which.replace(' ', '_')}_{k}": value for k, value in asdict(found).items()}
     if can_score():
         watch("scoring", 1)
-        scores = score_captions(captions.captions, references(task, split), meteor=False)
+        scores = score_captions(captions.captions, references(task, split))
         cider = torch.from_numpy(scores.by_picture["cider"])
         for part in ("total", "epistemic"):
             by = torch.tensor([getattr(each, part) for each in captions.pictures])

@@ -80,6 +80,9 @@ def evaluate(
         ),
     ] = None,
     beam: Annotated[int, typer.Option(min=1, help="Of captions: beginnings kept.")] = 3,
+    meteor: Annotated[
+        bool, typer.Option("--meteor", help="Of captions: METEOR too (needs Java, and a minute).")
+    ] = False,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
@@ -116,14 +119,16 @@ def evaluate(
     model = load(run).to(place)
     recipe = recipe_of(run, data)
     flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
-    flags |= {"--predictions": predictions is not None, "--beam": beam != 3}
+    flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     generator = torch.Generator(place).manual_seed(seed)
     search: RateSearch | None = None
     with watching() as reading:
         if isinstance(task, CaptionTask):
-            scores = evaluate_run(model, task, split, count, beam, seed, predictions, reading)
+            scores = evaluate_run(
+                model, task, split, count, beam, seed, predictions, meteor, reading
+            )
         elif isinstance(task, LabelledTask):
             scores = _labelled(model, task, split, count, generator, predictions, reading)
         elif dynamic is None:

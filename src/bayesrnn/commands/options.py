@@ -20,9 +20,10 @@ Weights = Literal["mean", "sample"]
 
 
 def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
-    """--predictions is for all but text, --beam for captions, every other flag here for text."""
-    is_text = isinstance(recipe.data, TextData)
-    fits = {"--predictions": not is_text, "--beam": isinstance(recipe.data, CaptionData)}
+    """--predictions is for all but text, --beam and --meteor for captions, every other flag here
+    for text."""
+    is_text, is_captions = (isinstance(recipe.data, kind) for kind in (TextData, CaptionData))
+    fits = {"--predictions": not is_text, "--beam": is_captions, "--meteor": is_captions}
     for flag in (flag for flag, is_used in used.items() if is_used):
         if not fits.get(flag, is_text):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")

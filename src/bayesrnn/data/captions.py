@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from bayesrnn.data.features import read_features
+from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, require
@@ -27,14 +27,15 @@ class CaptionData:
     """The `[data]` table of a recipe for captions.
 
     `path` is a JSON file of captions, or a folder with COCO's captions_train*.json,
-    captions_val*.json and perhaps captions_test*.json; `features` the file with the pictures'
-    vectors. Where a file does not say which picture is for what, all are shuffled by `split_seed`
-    and cut into `split`. The vocabulary is that of the training captions; `max_vocabulary` 0 means
-    no limit. Captions are padded to one of `lengths` lengths, chosen so that little is padded.
+    captions_val*.json and perhaps captions_test*.json; `features` is the file with the pictures'
+    vectors (not given: the one such file beside the captions). Where a file does not say which
+    picture is for what, all are shuffled by `split_seed` and cut into `split`. The vocabulary is
+    that of the training captions; `max_vocabulary` 0 means no limit. Captions are padded to one of
+    `lengths` lengths, chosen so that little is padded.
     """
 
     path: str
-    features: str
+    features: str = ""
     min_count: int = 5
     max_vocabulary: int = 0
     lengths: int = 6
@@ -45,7 +46,6 @@ class CaptionData:
     def __post_init__(self) -> None:
         require(
             (self.path != "", "path", "must name a file or folder of captions, got ''"),
-            (self.features != "", "features", "must name a file of features, got ''"),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
             (
                 self.max_vocabulary == 0 or self.max_vocabulary >= 3,
@@ -108,7 +108,7 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     """
     digest = hashlib.sha256()
     pictures = read_captions(Path(settings.path).expanduser(), digest)
-    features_path = Path(settings.features).expanduser()
+    features_path = find_features(settings)
     digest.update(hashlib.sha256(b"".join(read_chunks(features_path))).digest())
     features = read_features(features_path)
     parts = _split(pictures, settings)
@@ -131,6 +131,21 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     if END not in vocabulary.index or UNKNOWN not in vocabulary.index:
         raise UserError(f"the vocabulary has no {END}, so it is not one of captions")
     return Captions(splits, features.vectors, vocabulary, digest.hexdigest())
+
+
+def find_features(settings: CaptionData) -> Path:
+    """The file of features: the one named, or the only one beside the captions."""
+    if settings.features:
+        return Path(settings.features).expanduser()
+    path = Path(settings.path).expanduser()
+    folder = path if path.is_dir() else path.parent
+    found = sorted(file for file in folder.glob("*") if file.suffix in SUFFIXES)
+    if len(found) != 1:
+        raise UserError(
+            f"{folder} holds {len(found)} files of features ({', '.join(SUFFIXES)}); name the one "
+            "to use as data.features=FILE"
+        )
+    return found[0]
 
 
 def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Picture]:

@@ -3,7 +3,7 @@
 
 They compare words: references and captions are strings of words with blanks between, as
 `penn_words` splits them, which is what the challenge's own tokeniser (in Java) does. BLEU, CIDEr
-and ROUGE-L then need no Java; METEOR does, and is left out without it.
+and ROUGE-L then need no Java; METEOR does, and takes half a minute to start.
 """
 
 import shutil
@@ -33,9 +33,10 @@ class CaptionScores:
 
 
 def score_captions(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], meteor: bool = True
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], meteor: bool = False
 ) -> CaptionScores:
     """Scores of a caption a picture, by name, against what people said of it."""
+    check_meteor(meteor)
     missing = [name for name in captions if not references.get(name)]
     if missing or not captions:
         what = f"{missing[0]} has none" if missing else "there are no captions"
@@ -47,7 +48,7 @@ def score_captions(
     counts = _bleu_counts(scorers["bleu"], said, true)
     scores = {f"bleu{n}": float(value) for n, value in enumerate(bleu(counts), start=1)}
     by_picture: dict[str, NDArray[np.float64]] = {}
-    for name in ("cider", "rouge_l", *(["meteor"] if meteor and shutil.which("java") else [])):
+    for name in ("cider", "rouge_l", *(["meteor"] if meteor else [])):
         scorer = scorers[name]()
         whole, each = scorer.compute_score(true, said)
         scores[name], by_picture[name] = float(whole), np.asarray(each, dtype=np.float64)
@@ -55,6 +56,12 @@ def score_captions(
             scorer.meteor_p.stdout.close()
             scorer.meteor_p.stderr.close()
     return CaptionScores(scores, by_picture, counts)
+
+
+def check_meteor(wanted: bool) -> None:
+    """To be said before hours of work, not after."""
+    if wanted and shutil.which("java") is None:
+        raise UserError("METEOR needs Java, and there is no `java` here; install it or do without")
 
 
 def load_scorers() -> dict[str, Any]:

@@ -96,6 +96,11 @@ def _from_torchvision(name: str, own: bool) -> tuple[nn.Module, Prepare]:
         raise UserError(
             "features of pictures need torchvision: pip install 'bayesrnn[features]'"
         ) from error
+    except RuntimeError as error:  # one built for another torch: with CUDA, or without
+        raise UserError(
+            f"torchvision does not fit this torch ({error}); install the one of the same kind, as "
+            "https://pytorch.org/get-started/locally says"
+        ) from error
     known = models.list_models(module=models)
     if name not in known:
         raise UserError(f"torchvision has no network {name!r}; one of: {', '.join(known)}")

@@ -16,6 +16,7 @@ from bayesrnn.data import (
     choose_lengths,
     load_captions,
 )
+from bayesrnn.data.captions import find_features
 from bayesrnn.data.vocabulary import END
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.captions import caption_losses, evaluate_captions
@@ -46,8 +47,8 @@ class CaptionTask:
         numbers = self.vectors.shape[1]
         if numbers != recipe.model.numbers:
             raise UserError(
-                f"{recipe.data.features} has vectors of {numbers} numbers, but the network is for "
-                f"{recipe.model.numbers}; set model.numbers={numbers}"
+                f"{find_features(recipe.data)} has vectors of {numbers} numbers, but the network "
+                f"is for {recipe.model.numbers}; set model.numbers={numbers}"
             )
         self._lengths = recipe.data.lengths
         self.batches = self.captions("train", train.streams, train.seed)

@@ -357,7 +357,7 @@ class Trainer:
 
 def located(data: Data) -> Data:
     """With whole paths: a run can be evaluated from any folder."""
-    if isinstance(data, CaptionData):
+    if isinstance(data, CaptionData) and data.features:
         data = replace(data, features=str(Path(data.features).resolve()))
     return replace(data, path=str(Path(data.path).resolve()))
 
