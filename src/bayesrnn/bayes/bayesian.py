@@ -377,6 +377,8 @@ class Bayesian(nn.Module):
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
             block.charge = replace(charge, weight=weight, local=local)
+            if self._stream is not None and isinstance(weight, Tensor):
+                block.held.append(weight)  # until `join`: the second stream reads it
         try:
             yield
             with self.beside():

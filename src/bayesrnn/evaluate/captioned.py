@@ -1,7 +1,6 @@
 """Captions with what the model does not know of them: made, kept in files, and put to the test."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -158,14 +157,15 @@ def _words(ids: Sequence[int], figures: WordFigures, vocabulary: Vocabulary) -> 
 class Ranking:
     """Whether unsure captions are bad ones: the mean CIDEr of all, of the surest half and tenth,
     its mean over all coverages (`area`), and what `area` would be with the captions ranked by
-    CIDEr itself; Spearman's correlation of the uncertainty with CIDEr (below 0 is good)."""
+    CIDEr itself; Spearman's correlation of the uncertainty with CIDEr (below 0 is good; None where
+    either is the same everywhere)."""
 
     cider: float
     cider_half: float
     cider_tenth: float
     area: float
     best_area: float
-    correlation: float
+    correlation: float | None
 
 
 def rank_captions(uncertainty: Tensor, cider: Tensor) -> Ranking:
@@ -180,7 +180,7 @@ def rank_captions(uncertainty: Tensor, cider: Tensor) -> Ranking:
     best = -risk_coverage(-cider, -cider).risk.mean().item()
     both = torch.stack([ranks(uncertainty), ranks(cider)])
     spread = bool((both.std(dim=1) > 0).all())
-    correlation = torch.corrcoef(both)[0, 1].item() if spread else math.nan
+    correlation = torch.corrcoef(both)[0, 1].item() if spread else None
     return Ranking(at(1.0), at(0.5), at(0.1), quality.mean().item(), best, correlation)
 
 

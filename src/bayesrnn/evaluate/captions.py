@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import Batch
 from bayesrnn.data.padded import CaptionLoader
-from bayesrnn.engine import Replay
 from bayesrnn.errors import require
 from bayesrnn.evaluate.perplexity import Evaluation, evaluating, perplexity_of, token_losses
 from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
@@ -89,16 +88,11 @@ def _losses(
     model: Bayesian, loader: CaptionLoader, vectors: Tensor, advance: Advance | None
 ) -> list[Tensor]:
     """Of each batch in double, under the weights in force."""
-
-    def losses(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (caption_losses(model, vectors, replace(batch, x=x, y=y)).double(),)
-
-    run = Replay(losses, loader.device)
     found = []
     before, loader.position = loader.position, 0
     try:
         for batch in loader:
-            found.append(run(batch.x, batch.y)[0].clone())
+            found.append(caption_losses(model, vectors, batch).double())
             if advance is not None:
                 advance(batch.targets)
     finally:
