@@ -1,0 +1,1 @@
+"""Pages about runs, as HTML that needs nothing else."""
