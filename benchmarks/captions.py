@@ -68,10 +68,10 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
     },
     "brnn": {
         "recipe": [],
-        "lr 0.002": ["train.lr=0.002"],
+        "lr 0.001": ["train.lr=0.001"],
         "lr 0.004": ["train.lr=0.004"],
         "scale s/4 to s/2": ["posterior.scale=[0.046, 0.092]"],
-        "scale 0.05, lr 0.002": ["posterior.scale=0.05", "train.lr=0.002"],
+        "scale 0.04": ["posterior.scale=0.04"],
         "norm 40": ["model.norm=40.0"],
         "picture not Bayesian": [NOT_BAYESIAN],
         "sigma1 e^-2": ["prior.sigma1=0.1353352832366127"],
@@ -269,7 +269,35 @@ def score(captions: Captions, out: Out) -> None:
     found["bootstrap"] = {name: asdict(each) for name, each in gains.items()}
     if (out / "grid.json").exists():
         found["grid"] = json.loads((out / "grid.json").read_text())
+    found["entries"] = entries(found)
     print(json.dumps(found))
+
+
+def entries(found: dict[str, Any]) -> dict[str, Any]:
+    """For results/summary.json. What is published is of COCO, so there is nothing to compare."""
+    units = {"perplexity": "perplexity a word", "bleu4": "BLEU-4", "cider": "CIDEr"}
+    values: dict[str, tuple[float, str]] = {}
+    for kind in KINDS:
+        values |= {f"{kind}.{k}": (found[kind]["summary"][k], unit) for k, unit in units.items()}
+    for k in ("bleu4", "cider"):
+        values[f"brnn_mc.{k}"] = (
+            found["brnn"]["summary"][f"{k}_mc"],
+            f"{units[k]}, {SAMPLES} draws",
+        )
+    for k in units:
+        p = found["bootstrap"][k]["p"]
+        values[f"bootstrap_p_{k}"] = (p, "share of resamples of pictures where BRNN is no better")
+    seconds = found["brnn"]["summary"]["seconds_20_epochs"]
+    values["brnn.train_seconds"] = (seconds, "s for 20 epochs")
+    common = {
+        "published": None,
+        "seeds": list(SEEDS),
+        "hardware": found["brnn"]["runs"][0]["hardware"],
+        "command": "python benchmarks/captions.py grid, run, score CAPTIONS.json --out OUT",
+        "commit": found["commit"],
+        "log": "flickr8k.json",
+    }
+    return {f"flickr8k.{k}": {"value": v, "unit": u, **common} for k, (v, u) in values.items()}
 
 
 def score_kind(

@@ -18,6 +18,7 @@ from bayesrnn.data.penn import penn_words
 from bayesrnn.evaluate import caption_scores
 from bayesrnn.evaluate.caption_scores import Measured, bleu, compare, score_captions
 from bayesrnn.evaluate.captioned import (
+    Captioned,
     CaptionFile,
     caption_pictures,
     foreign_pictures,
@@ -91,6 +92,13 @@ def test_captions_with_their_figures_are_written_and_read(tmp_path: Path) -> Non
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(br.UserError, match=r"bad\.json is damaged or no file of captions"):
             CaptionFile.read(tmp_path / "bad.json")
+
+
+def test_disputed_words_are_those_few_draws_say() -> None:
+    draws = ["a dog runs", "a cat runs", "a dog sleeps"]
+    each = Captioned("x", "a cat runs home", -1.0, 0.5, 1.0, 1.0, 0.1, [], draws)
+    assert each.disputed == ["cat", "home"]
+    assert Captioned("x", "a cat", -1.0, 0.5, 1.0, 1.0, 0.1, []).disputed == []
 
 
 def test_what_does_not_fit_is_compared_with_what_does() -> None:

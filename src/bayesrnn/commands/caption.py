@@ -92,7 +92,10 @@ def caption(
         return
     table = Table("picture", "caption", "confidence", "epistemic", title="captions")
     for each in found.pictures[:SHOWN]:
-        said = "\n".join([each.caption, *(f"  draw: {text}" for text in each.draws)])
+        lines = [each.caption, *(f"  draw: {text}" for text in each.draws)]
+        if each.disputed:
+            lines.append(f"  few draws say: {', '.join(each.disputed)}")
+        said = "\n".join(lines)
         table.add_row(each.name, said, shown(each.confidence), shown(each.epistemic))
     Console().print(table)
     if len(found.pictures) > SHOWN:

@@ -41,6 +41,13 @@ class Captioned:
     draws: list[str] = field(default_factory=list)
     """What single draws say, where that was asked for."""
 
+    @property
+    def disputed(self) -> list[str]:
+        """The words that less than half of the single draws say as well."""
+        said = [set(draw.split()) for draw in self.draws]
+        words = dict.fromkeys(self.caption.split())
+        return [word for word in words if 2 * sum(word in each for each in said) < len(said)]
+
 
 @dataclass(frozen=True)
 class CaptionFile:
