@@ -145,7 +145,7 @@ def test_a_share_in_a_tensor_gives_the_same_step(tmp_path: Path) -> None:
             for batch in task.batches:
                 step._batch = batch
                 if as_tensor:
-                    step._function(batch.x, batch.y, step._share(batch).double())
+                    step._function(batch.x, batch.y, step._share(batch)[0].double())
                 else:
                     step(batch, None)
             found.append([objective.epoch.penalty, *(p.detach() for p in model.parameters())])

@@ -180,7 +180,7 @@ class Step:
             after = self._first(self._replay, batch, state)
         else:
             carried = as_tensors(state) or self._zeros
-            after = self._replay(batch.x, batch.y, self._share(batch), *carried)
+            after = self._replay(batch.x, batch.y, *self._share(batch), *carried)
         if self._replay is not None and self._replay.recorded and not seen:
             self._say("recorded a step; from here on it is replayed as one graph")
         if self._replay is not None and self._replay.refused and not known:
@@ -196,7 +196,7 @@ class Step:
         sums, figures = self.objective.state_dict(), self.update.figures.clone()
         random = generator_of(batch.x.device).get_state()
         try:
-            after = replay.as_it_is(batch.x, batch.y, self._share(batch), *as_tensors(state))
+            after = replay.as_it_is(batch.x, batch.y, *self._share(batch), *as_tensors(state))
             self._zeros = tuple(torch.zeros_like(s) for s in after)
             return after
         except Exception as error:  # whatever it is: if it is the user's, it will come again
@@ -211,18 +211,18 @@ class Step:
         generator_of(batch.x.device).set_state(random)
         return as_tensors(self.run(batch, state))
 
-    def _share(self, batch: Batch) -> Tensor:
-        """On the device, made without waiting for it."""
-        return torch.full((), batch.targets / self.objective.targets, device=batch.x.device)
+    def _share(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Where batches of one shape may differ in targets, their share of the KL is an input that
+        every replay reads anew; elsewhere it is part of the recording. Made without waiting."""
+        if not batch.padded:
+            return ()
+        return (torch.full((), batch.targets / self.objective.targets, device=batch.x.device),)
 
-    def _function(
-        self, x: Tensor, y: Tensor, share: Tensor, *carried: Tensor
-    ) -> tuple[Tensor, ...]:
-        """What is recorded. Where batches of one shape have other numbers of targets, the share of
-        the KL is read from memory at every replay; elsewhere it is part of the recording."""
+    def _function(self, x: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """What is recorded: a step as a function of tensors alone."""
         batch = replace(self._batch, x=x, y=y)
-        after = self.run(batch, as_state(carried), share if batch.padded else None)
-        return as_tensors(after)
+        share, carried = (others[0], others[1:]) if batch.padded else (None, others)
+        return as_tensors(self.run(batch, as_state(carried), share))
 
     def run(self, batch: Batch, state: State | None, share: Tensor | None = None) -> State | None:
         """The step itself; `share` is the batch's share of the KL, as a tensor."""
