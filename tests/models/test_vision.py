@@ -62,7 +62,7 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(br.UserError, match="holds no pictures"):
         find_pictures(tmp_path / "empty")
     write_pictures(tmp_path / "two", ("a.jpg", "b/a.jpg"))
-    with pytest.raises(br.UserError, match=r"two pictures named a\.jpg"):
+    with pytest.raises(br.UserError, match=r"2 pictures named a\.jpg"):
         find_pictures(tmp_path / "two")
     (tmp_path / "text.jpg").write_text("no picture")
     module, prepare = load_vision("resnet18", "random")

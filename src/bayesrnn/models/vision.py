@@ -1,5 +1,6 @@
 """Pictures to vectors, by a network for images of torchvision or timm. Both are extras."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,9 @@ def find_pictures(folder: Path) -> list[Path]:
     found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS)
     if not found:
         raise UserError(f"{folder} holds no pictures ({', '.join(ENDINGS)})")
-    names = [path.name for path in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"{folder} has two pictures named {twice}; names tell them apart")
+    name, count = Counter(path.name for path in found).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{folder} has {count} pictures named {name}; names tell them apart")
     return found
 
 
