@@ -144,3 +144,18 @@ def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None
     assert both[0].data == both[1].data
     assert both[0].model == both[1].model
     assert both[0].train == both[1].train
+
+
+def test_the_captioners_differ_only_in_what_keeps_them_from_overfitting() -> None:
+    dropout, brnn = (
+        read_recipe(path, ["data.path=captions.json", "train.lr=0.001"])
+        for stem in ("flickr8k-dropout", "flickr8k-brnn")
+        for path in RECIPES
+        if path.stem == stem
+    )
+    assert dropout.data == brnn.data
+    assert dropout.model == brnn.model
+    assert dropout.train == brnn.train
+    assert (dropout.posterior, brnn.dropout) == (Delta(), DropoutSettings())
+    assert brnn.prior == ScaleMixture(0.25, math.exp(-1), math.exp(-7), "input")
+    assert brnn.model.hidden == 512

@@ -7,7 +7,9 @@ import typer
 
 from bayesrnn import __version__
 from bayesrnn.commands.bench import bench
+from bayesrnn.commands.caption import caption
 from bayesrnn.commands.evaluate import evaluate
+from bayesrnn.commands.features import features
 from bayesrnn.commands.generate import generate
 from bayesrnn.commands.prune import prune
 from bayesrnn.commands.report import report
@@ -24,7 +26,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, uncertainty, generate, prune, report, bench):
+for command in (
+    train,
+    evaluate,
+    uncertainty,
+    generate,
+    caption,
+    features,
+    prune,
+    report,
+    bench,
+):
     app.command()(command)
 
 

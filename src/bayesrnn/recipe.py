@@ -29,9 +29,15 @@ from bayesrnn.bayes import (
     Uniform,
 )
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
-from bayesrnn.data import ImageData, ReviewData, TextData
+from bayesrnn.data import CaptionData, ImageData, ReviewData, TextData
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.models import DropoutSettings, LanguageSettings, MlpSettings, ReviewSettings
+from bayesrnn.models import (
+    CaptionerSettings,
+    DropoutSettings,
+    LanguageSettings,
+    MlpSettings,
+    ReviewSettings,
+)
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
@@ -40,13 +46,16 @@ Problems = list[tuple[str, str]]
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
-Data = TextData | ImageData | ReviewData
-Model = LanguageSettings | MlpSettings | ReviewSettings
-DATA: dict[str, type[Data]] = {cls.kind: cls for cls in (TextData, ImageData, ReviewData)}
+Data = TextData | ImageData | ReviewData | CaptionData
+Model = LanguageSettings | MlpSettings | ReviewSettings | CaptionerSettings
+DATA: dict[str, type[Data]] = {
+    cls.kind: cls for cls in (TextData, ImageData, ReviewData, CaptionData)
+}
 MODELS: dict[type[Data], type[Model]] = {
     TextData: LanguageSettings,
     ImageData: MlpSettings,
     ReviewData: ReviewSettings,
+    CaptionData: CaptionerSettings,
 }
 
 

@@ -1,7 +1,6 @@
 """`bayesrnn evaluate`."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.commands.captions import evaluate_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
@@ -23,7 +23,7 @@ from bayesrnn.commands.options import (
     check_flags,
     recipe_of,
 )
-from bayesrnn.commands.tables import show, shown
+from bayesrnn.commands.tables import show, shown, watching
 from bayesrnn.evaluate import (
     RateSearch,
     dynamic_evaluate,
@@ -33,13 +33,12 @@ from bayesrnn.evaluate import (
     write_predictions,
 )
 from bayesrnn.evaluate.dynamic import RATES
+from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.task import LabelledTask, LanguageTask, build_task
-
-Reading = Callable[[str, int], Callable[[int], None]]
-"""Told what is read and how long it is, gives what to tell of every piece that is done."""
 
 
 def evaluate(
@@ -76,15 +75,21 @@ def evaluate(
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
+        typer.Option(
+            help="Write each image's or review's prediction, and how sure (CSV); captions (JSON)."
+        ),
     ] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Of captions: beginnings kept.")] = 3,
+    meteor: Annotated[
+        bool, typer.Option("--meteor", help="Of captions: METEOR too (needs Java, and a minute).")
+    ] = False,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """How good a run's model is: the perplexity of a whole text, as one stream with the state
-    carried; or the error over all images or reviews.
+    carried; the error over all images or reviews; or the perplexity and the scores of captions.
 
     bayesrnn evaluate runs/ptb --split test
 
@@ -115,18 +120,17 @@ def evaluate(
     model = load(run).to(place)
     recipe = recipe_of(run, data)
     flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
-    check_flags(recipe, flags | {"--predictions": predictions is not None})
+    flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
+    check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     generator = torch.Generator(place).manual_seed(seed)
     search: RateSearch | None = None
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def reading(what: str, targets: int) -> Callable[[int], None]:
-            line = bar.add_task(what, total=targets)
-            return lambda done: bar.advance(line, done)
-
-        if isinstance(task, LabelledTask):
+    with watching() as reading:
+        if isinstance(task, CaptionTask):
+            scores = evaluate_run(
+                model, task, split, count, beam, seed, predictions, meteor, reading
+            )
+        elif isinstance(task, LabelledTask):
             scores = _labelled(model, task, split, count, generator, predictions, reading)
         elif dynamic is None:
             loader = task.stream(split, streams)
@@ -164,7 +168,7 @@ def _labelled(
     count: int,
     generator: torch.Generator,
     predictions: Path | None,
-    reading: Reading,
+    reading: Watch,
 ) -> dict[str, Any]:
     """The scores of images or reviews; each one's prediction into a file, where one is given."""
     examples = task.examples(split)
@@ -187,7 +191,7 @@ def _dynamic(
     streams: int,
     unroll: int,
     rate: float | None,
-    reading: Reading,
+    reading: Watch,
 ) -> tuple[dict[str, Any], RateSearch | None]:
     """Dynamic evaluation at a rate, or at the best of a search on the validation text."""
     search = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bayesrnn.data import TextData
+from bayesrnn.data import CaptionData, TextData
 from bayesrnn.recipe import Recipe, read_recipe
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
@@ -20,10 +20,12 @@ Weights = Literal["mean", "sample"]
 
 
 def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
-    """--predictions is for all but text, every other flag here for text alone."""
-    is_text = isinstance(recipe.data, TextData)
+    """--predictions is for all but text, --beam and --meteor for captions, every other flag here
+    for text."""
+    is_text, is_captions = (isinstance(recipe.data, kind) for kind in (TextData, CaptionData))
+    fits = {"--predictions": not is_text, "--beam": is_captions, "--meteor": is_captions}
     for flag in (flag for flag, is_used in used.items() if is_used):
-        if is_text == (flag == "--predictions"):
+        if not fits.get(flag, is_text):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
 
 

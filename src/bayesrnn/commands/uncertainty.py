@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.commands.captions import uncertainty_of_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
@@ -24,8 +25,8 @@ from bayesrnn.commands.options import (
     draw_counts,
     recipe_of,
 )
-from bayesrnn.commands.tables import columns, show, shown
-from bayesrnn.data import StreamLoader, TextData, encode_file, load_text
+from bayesrnn.commands.tables import columns, show, shown, watching
+from bayesrnn.data import CaptionData, StreamLoader, TextData, encode_file, load_text
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import (
     Categorical,
@@ -42,6 +43,7 @@ from bayesrnn.evaluate import (
 from bayesrnn.evaluate.calibration import BINS, calibration
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
@@ -79,7 +81,8 @@ def uncertainty(
 ) -> None:
     """What a run's model does not know of a text: entropy, its aleatoric and epistemic parts, and
     calibration; the entropy gap, and whether other texts stand out. Of images and reviews: the
-    means and calibration.
+    means and calibration. Of captions: whether unsure ones are bad ones, and whether a wrong
+    picture or noise makes the model less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
@@ -98,6 +101,11 @@ def uncertainty(
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, data)
     settings = recipe.data
+    if isinstance(settings, CaptionData):
+        check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
+        captions = CaptionTask(recipe, place, load_vocabulary(run))
+        _caption_uncertainty(run, model, captions, split or "test", counts, seed, as_json)
+        return
     if not isinstance(settings, TextData):
         check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
         task = LabelledTask(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
@@ -164,6 +172,26 @@ def uncertainty(
         for case in detections:
             table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
         Console().print(table)
+
+
+def _caption_uncertainty(
+    run: Path,
+    model: Bayesian,
+    task: CaptionTask,
+    split: str,
+    counts: Sequence[int],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """`uncertainty` of captions."""
+    with watching() as watch:
+        by_draws = [uncertainty_of_run(model, task, split, count, seed, watch) for count in counts]
+    figures = {"run": str(run), "split": split, "pictures": len(task.pictures(split))}
+    if as_json:
+        print(json.dumps({**figures, "by_draws": by_draws}))
+        return
+    show(figures, "captions", False)
+    columns(by_draws, "by the number of draws (0: the mean), nats a word")
 
 
 def _labelled_uncertainty(

@@ -24,11 +24,13 @@ class Batch:
     first: bool
     """The carried state starts from zero here; with examples always, for there is none."""
     targets: int
-    """The numbers in y."""
+    """The numbers in y that are to be predicted."""
     streams: int
     """B."""
     share: float
     """The part of the epoch's targets that is here; sums to 1 over an epoch."""
+    padded: bool = False
+    """Not all of y is to be predicted, so batches of one shape may differ in targets and share."""
 
 
 class Loader(Protocol):

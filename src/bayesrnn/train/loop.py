@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.batching import Batch
+from bayesrnn.data import Batch, CaptionData
 from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Recipe
+from bayesrnn.recipe import Data, Recipe
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
@@ -50,8 +50,7 @@ def train(
     `start` is a model to begin with instead of a new one; it is the one that is trained.
     """
     run = Run(Path(out))
-    place = str(Path(recipe.data.path).resolve())  # a run can be evaluated from any folder
-    recipe = replace(recipe, data=replace(recipe.data, path=place))
+    recipe = replace(recipe, data=located(recipe.data))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
@@ -366,6 +365,13 @@ class Trainer:
             f"{self.total} steps, {batches.targets:,} targets an epoch "
             f"({batches.left_over} left over, {batches.dropped} dropped)"
         )
+
+
+def located(data: Data) -> Data:
+    """With whole paths: a run can be evaluated from any folder."""
+    if isinstance(data, CaptionData) and data.features:
+        data = replace(data, features=str(Path(data.features).resolve()))
+    return replace(data, path=str(Path(data.path).resolve()))
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

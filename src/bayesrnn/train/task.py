@@ -9,6 +9,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import (
     Batch,
+    CaptionData,
     Corpus,
     ExampleLoader,
     ImageData,
@@ -29,6 +30,7 @@ from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
 from bayesrnn.models import MlpSettings
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
+from bayesrnn.train.captioning import CaptionTask
 
 EVALUATION_TOKENS = 512
 """Tokens a cut of an evaluation; the state is carried, so it changes speed and memory only."""
@@ -72,8 +74,10 @@ class Task(Protocol):
 
 def build_task(
     recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
-) -> "LanguageTask | LabelledTask":
+) -> "LanguageTask | LabelledTask | CaptionTask":
     """The recipe's task; a `vocabulary` given is used instead of building one."""
+    if isinstance(recipe.data, CaptionData):
+        return CaptionTask(recipe, device, vocabulary)
     task = LanguageTask if isinstance(recipe.data, TextData) else LabelledTask
     return task(recipe, device, vocabulary)
 
