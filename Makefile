@@ -6,15 +6,17 @@ SHELL := /bin/sh
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+DATA ?=
+OUT ?= reproduced
 
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := src tests results $(wildcard examples benchmarks)
 
-.PHONY: help test check demo results format clean FORCE
+.PHONY: help test check demo reproduce results format clean .ptb FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: check ## check style and types, then run every test (JOBS=2)
 	@$(PY) -m pytest -q -rs -n $(JOBS)
@@ -24,10 +26,16 @@ check: $(VENV)/.dev ## check style and types only
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "The files above need: make format" >&2; exit 1; }
 	@$(PY) -m mypy
 
-demo: $(VENV)/.demo ## train and question a small Bayesian network (ARGS="...")
+demo: $(VENV)/.demo ## train and question a small Bayesian network; ends with a report page (ARGS="...")
 	@$(PY) examples/demo.py $(ARGS)
 
-results: ## write RESULTS.md and README's table from results/summary.json
+reproduce: .ptb $(VENV)/.dev ## train and measure every row of the Penn Treebank tables (DATA=... OUT=... ARGS="...")
+	@$(PY) benchmarks/reproduce.py --data "$(DATA)" --out "$(OUT)" $(ARGS)
+
+.ptb:
+	@test -d "$(DATA)" || { echo "Where is the Penn Treebank? make reproduce DATA=/path/to/ptb" >&2; exit 2; }
+
+results: ## write RESULTS.md and README's tables from results/summary.json
 	@$(PYTHON) results/make_tables.py
 
 format: $(VENV)/.dev ## put the code in the standard format

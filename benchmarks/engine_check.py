@@ -1,6 +1,7 @@
 """On a GPU: the engine (compiled passes, aligned weights, one CUDA graph) against the eager step.
 
 python benchmarks/engine_check.py recipes/ptb-brnn-medium.toml path/to/ptb > engine-check.json
+python benchmarks/engine_check.py recipes/flickr8k-brnn.toml captions.json  # batches of many shapes
 
 Both start from the same seed and take the same 50 steps; the losses must agree to what float32
 allows. The learning rate is a tenth of the recipe's: at the full one the first steps are chaotic,
@@ -23,7 +24,7 @@ from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import build_model, build_module
 from bayesrnn.train.step import Step, Update, build_optimizer
-from bayesrnn.train.task import LanguageTask
+from bayesrnn.train.task import build_task
 
 STEPS = 50
 
@@ -33,8 +34,8 @@ def losses(recipe: Recipe, engine: str, precision: str) -> dict[str, Any]:
     settings = replace(recipe.train, engine=engine, precision=precision)  # type: ignore[arg-type]
     device = torch.device("cuda")
     torch.manual_seed(settings.seed)
-    task = LanguageTask(recipe, device)
-    model = build_model(recipe, build_module(recipe, task.corpus.vocabulary)).to(device).train()
+    task = build_task(recipe, device)
+    model = build_model(recipe, build_module(recipe, task.vocabulary)).to(device).train()
     update = Update(build_optimizer(settings, model), settings.clip, device)
     update.set_rate(settings.lr / 10)
     said: list[str] = []
@@ -45,7 +46,7 @@ def losses(recipe: Recipe, engine: str, precision: str) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught, products_in(precision):
         warnings.simplefilter("always")
         for batch, _ in zip(task.batches, range(STEPS), strict=False):
-            state = take(batch, state)
+            state = take(batch, None if batch.first else state)
             figures = update.read()
             found.append((figures.error / batch.targets, figures.kl, figures.norm))
     packed = sum("single contiguous chunk" in str(w.message) for w in caught)

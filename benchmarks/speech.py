@@ -2,8 +2,8 @@
 
 Make the features once, where the audio and a library for it are:
 
-    bayesrnn features recipes/an4-ml.toml data.path=an4 --out an4-mel
-    bayesrnn features recipes/an4-mdlstm-ml.toml data.path=an4 --out an4-linear
+    bayesrnn prepare recipes/an4-ml.toml data.path=an4 --out an4-mel
+    bayesrnn prepare recipes/an4-mdlstm-ml.toml data.path=an4 --out an4-linear
 
 and train anywhere, all networks side by side, each in a process of its own:
 

@@ -1,4 +1,5 @@
-"""A Bayesian LSTM and its plain twin on real English, side by side, in a few minutes.
+"""A Bayesian LSTM and its plain twin on real English, side by side, in a few minutes; at the end a
+page about both, to open in a browser.
 
 Run it with `make demo`, or with a text of your own: `make demo ARGS="--data book.txt"`.
 """
@@ -13,11 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 import bayesrnn as br
+from bayesrnn.commands.report import report
 from bayesrnn.data.text import tokenise
+from bayesrnn.report.figures import require_plotly
 from bayesrnn.train.task import LanguageTask
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 TOKENS = 130_000
+REPORTED = 2000
+"""Words of the test text that the page is made from: enough to look at, in seconds."""
 
 
 def main() -> None:
@@ -29,6 +34,7 @@ def main() -> None:
         "settings", nargs="*", help="changes to both recipes, such as train.epochs=3"
     )
     arguments = parser.parse_args()
+    require_plotly()
     started = time.monotonic()
     out = Path(arguments.out)
     data = arguments.data or state_of_the_union(out / "addresses.txt")
@@ -37,6 +43,9 @@ def main() -> None:
         for name, file in (("plain LSTM", "demo-plain"), ("Bayesian LSTM", "demo-brnn"))
     }
     show(rows, arguments.samples)
+    page = out / "report.html"
+    report([out / "demo-plain", out / "demo-brnn"], page, tokens=REPORTED)
+    print(f"Open {page} in a browser.")
     print(f"{time.monotonic() - started:.0f} s; the runs are in {out}. Try next:")
     print(f'  bayesrnn generate {out}/demo-brnn --prompt "the american people" --temperature 0.7')
 

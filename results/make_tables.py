@@ -1,4 +1,4 @@
-"""Write RESULTS.md and README.md's table from results/summary.json, the one source of every number.
+"""Write RESULTS.md and README.md's tables from results/summary.json, the source of every number.
 
     python results/make_tables.py           # write both
     python results/make_tables.py --check   # write nothing; exit 1 when either differs
@@ -12,8 +12,11 @@ exactly these fields:
     seeds      list of the integer seeds
     hardware   text
     command    text: what to type to get the number again
-    commit     7 to 40 hexadecimal digits
+    commit     7 to 40 hexadecimal digits; several, where the seeds' differ: "0123abc, 4567def"
     log        path, relative to results/, of the raw JSON behind the value
+
+published.toml has what others have published, and why ours differs: for the comparison. What was
+tried on the way to the best model is in ptb/search.json.
 
 Every problem is reported at once. Only the standard library is needed.
 """
@@ -24,14 +27,26 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from compare import Published, comparison, comparison_problems, read_published, short_table
+from tables import cell, code, number, table
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING_YET = "No results have been recorded yet."
 
+FIGURES = {
+    "ptb-learning.svg": "Validation perplexity over the epochs",
+    "ptb-gap.svg": "Entropy gap over the number of draws",
+    "ptb-pruning.svg": "Validation perplexity over the fraction of weights pruned",
+    "ptb-pruning-map.svg": "Weights left of the last layer, 80 % pruned",
+}
+
 Entry = dict[str, Any]
+Summary = dict[str, Entry]
 
 
 # ---- reading and checking ----
@@ -87,7 +102,9 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hardware": (is_text, "one line of text"),
     "command": (is_text, "one line of text"),
     "commit": (
-        lambda x: isinstance(x, str) and re.fullmatch(r"[0-9a-f]{7,40}", x) is not None,
+        lambda x: (
+            isinstance(x, str) and bool(re.fullmatch(r"[0-9a-f]{7,40}(, [0-9a-f]{7,40})*", x))
+        ),
         "7 to 40 hexadecimal digits",
     ),
     "log": (is_text, "a path relative to results/"),
@@ -123,7 +140,7 @@ def entry_problems(entry: Any, folder: Path) -> list[str]:
     return problems
 
 
-def read_summary(folder: Path) -> dict[str, Entry]:
+def read_summary(folder: Path) -> Summary:
     """The checked entries of folder/summary.json, in the file's own order."""
     try:
         summary = read_json(folder / "summary.json")
@@ -146,35 +163,48 @@ def read_summary(folder: Path) -> dict[str, Entry]:
 # ---- writing ----
 
 
-def number(x: float | int | None) -> str:
-    if x is None:
-        return "-"
-    if isinstance(x, int) or abs(x) >= 1e5:
-        return f"{x:.0f}"
-    return f"{x:.6g}"
+def search_table(folder: Path) -> list[str]:
+    """What was tried on the validation text."""
+    path = folder / "ptb" / "search.json"
+    if not path.exists():
+        return []
+    tried = sorted(read_json(path), key=lambda job: job["valid"])
+    rows = [
+        [
+            code(job["name"]),
+            f"{job['valid']:.2f}",
+            "-" if job["valid_de"] is None else f"{job['valid_de']:.2f}",
+            str(job["epochs"]),
+            code(" ".join(job["overrides"])),
+            code(job["commit"]),
+        ]
+        for job in tried
+    ]
+    header = ["job", "valid", "valid, dynamic", "epochs", "what was changed", "commit"]
+    said = "Perplexity of the validation text, by which the best model was chosen, one seed each.\n"
+    return ["### What was tried\n", said, table(header, rows)]
 
 
-def cell(text: str) -> str:
-    return text.strip().replace("|", r"\|")
+def figures(root: Path) -> list[str]:
+    there = {name: text for name, text in FIGURES.items() if (root / "docs" / name).exists()}
+    return [f"![{text}](docs/{name})\n" for name, text in there.items()]
 
 
-def code(text: str) -> str:
-    ticks = "``" if "`" in text else "`"
-    space = " " if "`" in text else ""
-    return f"{ticks}{space}{cell(text)}{space}{ticks}"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def results_page(summary: dict[str, Entry]) -> str:
+def results_page(summary: Summary, published: Published, root: Path) -> str:
     parts = [
         "# Results\n",
         "Generated from [results/summary.json](results/summary.json) by `make results`; "
         "do not edit by hand.\n",
     ]
+    if published["section"]:
+        parts += [
+            "## The Penn Treebank, beside the papers\n",
+            "[How to get these numbers](docs/reproduce.md). Dynamic evaluation learns at the rate "
+            "that is best on the validation text.\n",
+            *comparison(published, summary),
+            *search_table(root / "results"),
+            *figures(root),
+        ]
     if not summary:
         return "\n".join([*parts, NOTHING_YET + "\n"])
     tasks: dict[str, list[list[str]]] = {}
@@ -197,9 +227,10 @@ def results_page(summary: dict[str, Entry]) -> str:
     return "\n".join(parts)
 
 
-def readme_table(summary: dict[str, Entry]) -> str:
+def readme_table(summary: Summary, published: Published) -> str:
     if not summary:
         return NOTHING_YET + "\n"
+    short = [short_table(s, summary) for s in published["section"] if s.get("short")]
     rows = [
         [
             code(key),
@@ -208,8 +239,9 @@ def readme_table(summary: dict[str, Entry]) -> str:
             cell(entry["hardware"]),
         ]
         for key, entry in summary.items()
+        if not any(fnmatchcase(key, pattern) for pattern in published["only_in_results"])
     ]
-    return table(["result", "ours", "published", "hardware"], rows)
+    return "\n".join([*short, table(["result", "ours", "published", "hardware"], rows)])
 
 
 def with_table(readme: str, generated: str) -> str:
@@ -229,13 +261,19 @@ def main() -> int:
     readme, page = ROOT / "README.md", ROOT / "RESULTS.md"
     try:
         summary = read_summary(ROOT / "results")
+        try:
+            published = read_published(ROOT / "results")
+        except ValueError as error:
+            raise Problems([f"results/published.toml is not valid TOML: {error}"]) from None
+        if problems := comparison_problems(published, summary):
+            raise Problems(problems)
         readme_now = readme.read_text(encoding="utf-8") if readme.exists() else ""
         wanted = {
-            page: results_page(summary),
-            readme: with_table(readme_now, readme_table(summary)),
+            page: results_page(summary, published, ROOT),
+            readme: with_table(readme_now, readme_table(summary, published)),
         }
-    except Problems as problems:
-        print(*problems.lines, sep="\n", file=sys.stderr)
+    except Problems as found:
+        print(*found.lines, sep="\n", file=sys.stderr)
         return 1
 
     stale = [

@@ -24,6 +24,7 @@ from small_runs import (
     checkpoint_folders,
     environment,
     folder_contents,
+    small_recipe,
     write_recipe,
     write_text,
 )
@@ -529,3 +530,19 @@ def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
     result = cli("evaluate", run, "--data", "gone.txt")
     assert result.code == 1
     assert "gone.txt does not exist" in result.errors[0]
+
+
+def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> None:
+    posterior = {"kind": "sharpened", "scale": 0.05, "sigma0": 0.02, "eta": 0.0016}
+    run = tmp_path / "run"
+    recipe = small_recipe(tmp_path, posterior=posterior, train={"options": {}})
+    loop.train(recipe, run, quiet=True)
+    still, moving = (
+        json.loads(cli("evaluate", run, "--sharpened", *flags, "--json").out)
+        for flags in ([], ["--dynamic", 0.1])
+    )
+    assert (still["rate"], moving["rate"]) == (0.0, 0.1)
+    assert still["perplexity"] != moving["perplexity"]
+    refused = cli("evaluate", run, "--sharpened", "--dynamic", "search")
+    assert refused.code == 2
+    assert "no search" in " ".join(refused.err.replace("│", " ").split())

@@ -26,9 +26,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_features_are_made_once_and_trained_on(tmp_path: Path, cli: Cli) -> None:
     recipe, kept = tmp_path / "recipe.toml", tmp_path / "kept"
     recipe.write_text(to_toml(speech_recipe(write_corpus(tmp_path / "toy"), **GAUSSIAN)))
-    made = json.loads(cli("features", recipe, "--out", kept, "--json").out)
+    made = json.loads(cli("prepare", recipe, "--out", kept, "--json").out)
     assert (made["utterances"], made["labels"]) == (30, 3)
-    assert "exists" in cli("features", recipe, "--out", kept).errors[0]
+    assert "exists" in cli("prepare", recipe, "--out", kept).errors[0]
     given = (f"data.path={kept}", "train.epochs=1", "--out", tmp_path / "run", "--quiet", "--json")
     done = json.loads(cli("train", recipe, *given).out)
     assert done["finished"]
@@ -101,5 +101,5 @@ def test_other_runs_hear_nothing(tmp_path: Path, cli: Cli) -> None:
     assert cli("transcribe", tmp_path / "run", "x.wav").errors == [
         f"{tmp_path / 'run'} is a run on text, which hears nothing"
     ]
-    assert "features are made of speech" in cli("features", recipe).errors[0]
+    assert "only speech is prepared" in cli("prepare", recipe, "--out", tmp_path / "x").errors[0]
     assert cli("evaluate", tmp_path / "run", "--decoding", "beam").code == 2

@@ -3,9 +3,11 @@
 (The GPU's own check is benchmarks/engine_check.py; its result is in results/.)
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
 from bayesrnn.bayes import block as block_module
-from bayesrnn.engine import Replay, products_in
+from bayesrnn.engine import SHAPES, WARM_UP, Recording, Replay, products_in
 from bayesrnn.objective import Known
 from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import step as step_module
@@ -85,6 +87,38 @@ def test_every_pass_over_the_weights_is_one_graph_with_the_same_result(
     assert {"draw_pass", "gradient_pass"} <= set(seen)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_share_in_a_tensor_is_compiled_once_for_all_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    net = nn.Linear(4, 3, bias=False).double()
+    model = br.bayesianize(net, br.Gaussian((0.05, 0.3)), PAIRS["grouped mixture"])
+    objective = br.FreeEnergy(DataLoader(TensorDataset(x), batch_size=4))
+
+    def gradients(share: float, compiled: bool) -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        given = torch.tensor(share, dtype=torch.float64) if compiled else None
+        batch = SimpleNamespace(targets=round(6 * share), streams=4)
+        with model.tuned(compiled=compiled):
+            model.resample()
+            objective.loss(model, model(x).square().sum(), batch, share=given).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    expected = {share: gradients(share, False) for share in (1 / 6, 0.5)}
+    monkeypatch.setattr(block_module, "compiled", functools.cache(traced))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        found = {1 / 6: gradients(1 / 6, True)}
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            found[0.5] = gradients(0.5, True)
+    torch._dynamo.reset()
+    for share, each in found.items():
+        for one, other in zip(each, expected[share], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 # --- the update --------------------------------------------------------------------------------
@@ -204,6 +238,64 @@ def test_without_a_gpu_a_replay_runs_the_function_and_says_why() -> None:
     for value in range(6):
         (found,) = replay(torch.tensor(value))
         assert found.item() == value + 1
+    assert not replay.recorded
+
+
+class FakeGraph:
+    """Replays by calling the function with the memory it was recorded with."""
+
+    def __init__(self, replay: Replay, inputs: list[Tensor], outputs: tuple[Tensor, ...]) -> None:
+        self.replays = 0
+        self._again = lambda: replay._function(*inputs)
+        self._outputs = outputs
+
+    def replay(self) -> None:
+        self.replays += 1
+        for mine, new in zip(self._outputs, self._again(), strict=True):
+            mine.copy_(new)
+
+
+def test_each_of_a_few_shapes_is_recorded_once_it_was_seen_often_enough() -> None:
+    calls: list[int] = []
+
+    def function(x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+        calls.append(len(x))
+        return (x * factor,)
+
+    replay = Replay(function, torch.device("cpu"))
+    replay.refused = None  # as on a GPU
+    graphs: dict[int, FakeGraph] = {}
+
+    def record(inputs: Sequence[Tensor]) -> Recording:
+        mine = [x.clone() for x in inputs]
+        graph = FakeGraph(replay, mine, function(*mine))
+        graphs[len(inputs[0])] = graph
+        return Recording(graph, mine, graph._outputs)  # type: ignore[arg-type]
+
+    replay._record = record  # type: ignore[method-assign]
+    for turn in range(1, WARM_UP + 3):
+        for size in (3, 2, 5):
+            (found,) = replay(torch.arange(size) + turn, torch.tensor(turn))
+            assert found.tolist() == [turn * (i + turn) for i in range(size)]
+        assert replay.recorded == (turn > WARM_UP)
+    assert {size: graph.replays for size, graph in graphs.items()} == {3: 2, 2: 2, 5: 2}
+    for size in range(10, 10 + SHAPES):  # no more than so many; what comes later runs as it is
+        for _ in range(WARM_UP + 2):
+            (found,) = replay(torch.arange(size), torch.tensor(2))
+            assert found.tolist() == list(range(0, 2 * size, 2))
+    assert len(graphs) == SHAPES
+
+
+def test_a_shape_that_cannot_be_recorded_ends_all_recording() -> None:
+    replay = Replay(lambda x: (x + 1,), torch.device("cpu"))
+    replay.refused = None
+
+    def record(inputs: Sequence[Tensor]) -> None:
+        replay.refused = "it looked at a value"
+
+    replay._record = record  # type: ignore[method-assign]
+    for value in range(WARM_UP + 3):
+        assert replay(torch.tensor(value))[0].item() == value + 1
     assert not replay.recorded
 
 

@@ -36,4 +36,5 @@ def test_the_demo_trains_both_twins_on_a_text_of_ones_own(
     load_example("demo").main()
     shown = capsys.readouterr().out
     assert "test perplexity, 2 draws" in shown
+    assert (tmp_path / "runs/report.html").read_text().count('data-figure="entropy_gap"') == 1
     assert (tmp_path / "runs/demo-brnn/model/model.safetensors").exists()

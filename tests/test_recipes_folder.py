@@ -1,10 +1,12 @@
 """Every recipe that is shipped can be read, built, and is what it says."""
 
 import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bayesrnn import (
     Delta,
@@ -18,11 +20,17 @@ from bayesrnn import (
     Uniform,
     Vocabulary,
 )
-from bayesrnn.recipe import read_recipe, to_toml
+from bayesrnn.models import LanguageModel, LanguageSettings
+from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
 from bayesrnn.saving import build_model, build_module
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "recipes").glob("*.toml"))
-SMALL = ["data.path=anywhere", "model.hidden=4"]
+ANYWHERE = "data.path=anywhere"
+
+
+def recipe_called(stem: str) -> Recipe:
+    path = next(path for path in RECIPES if path.stem == stem)
+    return read_recipe(path, ["data.path=ptb"])
 
 
 def test_there_are_recipes() -> None:
@@ -31,10 +39,11 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_can_be_read_and_built_and_written_again(path: Path, tmp_path: Path) -> None:
-    recipe = read_recipe(path, SMALL)
+    model = read_recipe(path, [ANYWHERE]).model
+    sizes = [f"model.{key}=4" for key in ("embedding", "hidden") if hasattr(model, key)]
+    recipe = read_recipe(path, [ANYWHERE, *sizes])
     vocabulary = Vocabulary(("a", "b", "<eos>", "<unk>"))
-    model = build_model(recipe, build_module(recipe, vocabulary))
-    assert model.weight_count > 0
+    assert build_model(recipe, build_module(recipe, vocabulary)).weight_count > 0
     (tmp_path / "copy.toml").write_text(to_toml(recipe))
     assert read_recipe(tmp_path / "copy.toml") == recipe
 
@@ -47,8 +56,7 @@ def test_a_recipe_leaves_the_text_to_the_user(path: Path) -> None:
 
 def test_the_medium_recipe_is_the_published_one() -> None:
     """Fortunato, Blundell, Vinyals 2017, Section A.1."""
-    path = next(path for path in RECIPES if path.stem == "ptb-brnn-medium")
-    recipe = read_recipe(path, ["data.path=ptb"])
+    recipe = recipe_called("ptb-brnn-medium")
     model, train = recipe.model, recipe.train
     assert (model.cell, model.layers, model.hidden, model.embedding) == ("lstm", 2, 650, 650)
     assert (train.streams, train.unroll, train.epochs, train.clip) == (20, 35, 70, 5.0)
@@ -67,12 +75,8 @@ def test_the_medium_recipe_is_the_published_one() -> None:
 
 def test_the_dropout_recipes_are_the_published_ones() -> None:
     """Zaremba et al. 2014, Section 4.1; Gal's large network, from his code."""
-    zaremba, medium, large = (
-        read_recipe(path, ["data.path=ptb"])
-        for stem in ("ptb-dropout-medium", "ptb-variational-medium", "ptb-variational-large")
-        for path in RECIPES
-        if path.stem == stem
-    )
+    stems = ("ptb-dropout-medium", "ptb-variational-tied-medium", "ptb-variational-large")
+    zaremba, medium, large = map(recipe_called, stems)
     assert zaremba.dropout == DropoutSettings("naive", input=0.5, output=0.5)
     assert (zaremba.posterior, zaremba.prior) == (Delta(), Uniform())
     assert zaremba.model == medium.model
@@ -91,6 +95,53 @@ def test_the_dropout_recipes_are_the_published_ones() -> None:
         cuts = (929_589 - 1) // 20 // 35
         decay = 1 / (cuts * 20 * recipe.prior.scale**2)
         assert decay == pytest.approx(1e-7, rel=1e-3)
+
+
+def test_tied_and_untied_differ_in_their_masks_alone() -> None:
+    tied, untied = map(
+        recipe_called, ("ptb-variational-tied-medium", "ptb-variational-untied-medium")
+    )
+    assert differences(tied, untied) == {"dropout.tied": (True, False)}
+
+
+def test_the_sharpened_recipe_is_the_bayesian_one_sharpened() -> None:
+    brnn, sharpened = map(recipe_called, ("ptb-brnn-medium", "ptb-sharpened-medium"))
+    assert {key.split(".")[0] for key in differences(brnn, sharpened)} == {"posterior"}
+
+
+def test_the_best_recipe_is_no_larger_than_the_published_one() -> None:
+    best, brnn = map(recipe_called, ("ptb-best", "ptb-brnn-medium"))
+    assert isinstance(best.model, LanguageSettings)
+    assert isinstance(brnn.model, LanguageSettings)
+    assert replace(best.model, tied=False) == brnn.model
+    with torch.device("meta"):
+        network = LanguageModel.from_settings(10_000, best.model, best.dropout)
+    assert sum(p.numel() for p in network.parameters()) <= 20e6
+
+
+def test_what_is_to_be_searched_can_be_read() -> None:
+    path = next(path for path in RECIPES if path.stem == "ptb-best")
+    search = tomllib.loads((path.parents[1] / "benchmarks" / "ptb-search.toml").read_text())
+    candidates = {tag: read_recipe(path, [ANYWHERE, *changes]) for tag, changes in search.items()}
+    for tag, one in candidates.items():
+        same = [other for other in candidates if candidates[other] == one]
+        assert same == [tag]
+
+
+def test_the_plain_recipes_are_without_any_regularisation() -> None:
+    """Zaremba et al. 2014, Section 4.1 (small); Gal's medium one, stopped early."""
+    small, medium = map(recipe_called, ("ptb-plain-small", "ptb-plain-medium"))
+    for recipe in (small, medium):
+        assert recipe.dropout == DropoutSettings()
+        assert (recipe.posterior, recipe.prior) == (Delta(), Uniform())
+        train = recipe.train
+        assert (train.streams, train.lr, train.decay, train.decay_after) == (20, 1.0, 0.5, 4)
+        assert train.clip == 5.0
+    model, train = small.model, small.train
+    assert (model.layers, model.hidden, model.embedding, model.init) == (2, 200, 200, 0.1)
+    assert (train.unroll, train.epochs) == (20, 13)
+    assert medium.model == recipe_called("ptb-brnn-medium").model
+    assert medium.train.epochs < small.train.epochs
 
 
 def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None:
@@ -144,3 +195,18 @@ def test_the_ten_networks_of_graves_are_the_published_ones() -> None:
         labels = Vocabulary(("<blank>", *(f"p{i}" for i in range(39))))
         model = build_model(recipe, build_module(recipe, labels))
         assert model.weight_count == 139_536
+
+
+def test_the_captioners_differ_only_in_what_keeps_them_from_overfitting() -> None:
+    dropout, brnn = (
+        read_recipe(path, ["data.path=captions.json", "train.lr=0.001"])
+        for stem in ("flickr8k-dropout", "flickr8k-brnn")
+        for path in RECIPES
+        if path.stem == stem
+    )
+    assert dropout.data == brnn.data
+    assert dropout.model == brnn.model
+    assert dropout.train == brnn.train
+    assert (dropout.posterior, brnn.dropout) == (Delta(), DropoutSettings())
+    assert brnn.prior == ScaleMixture(0.25, math.exp(-1), math.exp(-7), "input")
+    assert brnn.model.hidden == 512

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from ptb_jobs import made_up_job, write_jobs
+
 ROOT = Path(__file__).resolve().parent.parent
 README = "# title\n\n<!-- results:begin -->\n<!-- results:end -->\n\nthe end\n"
 
 
-def run(root: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(root / "results" / "make_tables.py"), *flags]
+def run(root: Path, *flags: str, script: str = "make_tables") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "results" / f"{script}.py"), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -40,15 +42,17 @@ def record(root: Path, summary: Any) -> None:
 def root(tmp_path: Path) -> Path:
     """A small repository: the script, one raw log, a README with markers, no results."""
     (tmp_path / "results").mkdir()
-    shutil.copy(ROOT / "results" / "make_tables.py", tmp_path / "results")
+    for name in ("make_tables", "compare", "tables", "collect_ptb", "plot_ptb"):
+        shutil.copy(ROOT / "results" / f"{name}.py", tmp_path / "results")
     (tmp_path / "results" / "toy.json").write_text('{"perplexity": [12.0, 13.0]}')
     (tmp_path / "README.md").write_text(README)
     record(tmp_path, {})
     return tmp_path
 
 
-def test_the_repository_has_not_drifted():
-    checked = run(ROOT, "--check")
+@pytest.mark.parametrize("script", ["make_tables", "collect_ptb"])
+def test_the_repository_has_not_drifted(script: str):
+    checked = run(ROOT, "--check", script=script)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -158,3 +162,161 @@ def test_readme_must_have_its_markers(root: Path):
     checked = run(root)
     assert checked.returncode == 1
     assert "README.md must hold <!-- results:begin -->" in checked.stderr
+
+
+# --- beside the papers -----------------------------------------------------------------------
+
+PUBLISHED = """
+only_in_results = ["ptb.*"]
+[[section]]
+title = "Table 1"
+short = true
+rows = [
+  { model = "Bayesian", what = "valid", key = "ptb.brnn.valid", published = 78.8 },
+  { model = "Bayesian", what = "test", key = "ptb.brnn.test", published = 75.5 },
+  { model = "Dropout", what = "valid", key = "ptb.dropout.valid", published = 86.2 },
+  { model = "Speed", what = "test", key = "ptb.a.b / ptb.c.d", published = 0.7, says = "0.7 x" },
+]
+[section.notes]
+"Speed" = "It is faster."
+"""
+
+
+def publish(root: Path, **values: float) -> None:
+    """published.toml, and a summary with these values."""
+    (root / "results" / "published.toml").write_text(PUBLISHED)
+    known = {"brnn_valid": 78.8, "brnn_test": 75.5, "dropout_valid": 86.2}
+    keys = {name: f"ptb.{name.replace('_', '.')}" for name in values}
+    made = {
+        keys[name]: entry(value=value, published=known.get(name)) for name, value in values.items()
+    }
+    record(root, made | {"toy.brnn.valid": entry()})
+
+
+def test_ours_stands_beside_what_was_published(root: Path):
+    publish(root, brnn_valid=78.06, brnn_test=75.123, a_b=9.0, c_d=10.0)
+    assert run(root).returncode == 0
+    page, readme = (root / "RESULTS.md").read_text(), (root / "README.md").read_text()
+    assert "| Bayesian | valid | 78.06 | 78.8 | -0.9 % |" in page
+    assert "| Bayesian | test | 75.12 | 75.5 | -0.5 % |" in page
+    assert "| Dropout | valid | not run yet | 86.2 | - |" in page
+    assert "| Speed | test | 0.9 | 0.7 x | +28.6 % |" in page
+    assert "- Speed: It is faster.\n" in page
+    assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
+    assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) |" in readme
+    assert "| Dropout | not run yet (86.2) | - |" in readme
+    assert "`ptb.brnn.valid`" not in readme
+    assert "`toy.brnn.valid`" in readme
+    assert run(root, "--check").returncode == 0
+
+
+def test_a_difference_must_be_explained_and_numbers_may_not_contradict_each_other(root: Path):
+    publish(root, brnn_valid=80.0)
+    checked = run(root)
+    assert checked.returncode == 1
+    assert "ptb.brnn.valid is 80 and 78.8 was published; say why in a note" in checked.stderr
+    text = PUBLISHED.replace("86.2", "86.3").replace('"Speed" =', '"Nobody" = "x"\n"Bayesian" =')
+    publish(root, brnn_valid=80.0, dropout_valid=86.2)
+    (root / "results" / "published.toml").write_text(text)
+    checked = run(root)
+    assert "a note on Nobody, which has no row" in checked.stderr
+    assert "published is 86.2 in summary.json and 86.3 in published.toml" in checked.stderr
+    assert "say why" not in checked.stderr
+    assert not (root / "RESULTS.md").exists()
+
+
+def collect(root: Path, *jobs: dict[str, Any]) -> dict[str, Any]:
+    out = write_jobs(root / "out", *jobs)
+    assert run(root, str(out), script="collect_ptb").returncode == 0
+    summary: dict[str, Any] = json.loads((root / "results" / "summary.json").read_text())
+    return summary
+
+
+def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
+    shutil.copy(ROOT / "results" / "published.toml", root / "results")
+    record(root, {"toy.brnn.valid": entry(), "ptb.brnn.valid": entry()})
+    jobs = [made_up_job("brnn", seed, level=75.0) for seed in (1, 2)]
+    jobs.append(made_up_job("brnn", 3, level=75.0, commit="4567def"))
+    summary = collect(root, *jobs)
+    assert list(summary)[:2] == ["toy.brnn.valid", "ptb.brnn.valid"]
+    assert summary["ptb.brnn.valid"] == {
+        "value": 79.0,  # 78, 79, 80
+        "unit": "perplexity",
+        "published": 78.8,
+        "seeds": [1, 2, 3],
+        "hardware": "1x GPU",
+        "command": "bayesrnn train recipes/ptb-brnn.toml data.path=ptb train.seed=SEED --out RUN "
+        "&& bayesrnn evaluate RUN --split valid",
+        "commit": "0123abc, 4567def",
+        "log": "ptb/brnn.json",
+    }
+    values = {key.split(".", 1)[1]: round(e["value"], 3) for key, e in summary.items()}
+    assert (values["brnn.test"], values["brnn.test_mc"]) == (76.0, 75.0)
+    assert (values["brnn.valid_de"], values["brnn.test_de"]) == (73.5, 70.5)  # at the chosen rate
+    assert summary["ptb.brnn.test_de"]["command"].endswith("--split test --dynamic 0.2")
+    assert values["brnn.valid_epoch1"] == 249.0
+    assert (values["brnn.gap_mean"], values["brnn.gap_1"]) == (0.65, 0.665)
+    assert {name for name in values if "gap" in name} == {
+        f"brnn.gap_{draws}" for draws in ("mean", 1, 2, 5, 10, 20, 50)
+    }
+    assert (values["brnn.prune_80"], values["brnn.prune_80_retrained"]) == (83.0, 79.3)
+    assert (values["brnn.entropy_reversed"], values["test.unigram_entropy"]) == (4.45, 6.33)
+    assert run(root, "--check", script="collect_ptb").returncode == 0
+    # A second call with a job done anew replaces the job, and nothing else.
+    again = collect(root, made_up_job("brnn", 3, level=78.0))
+    assert again["ptb.brnn.test"]["value"] == 77.0
+    assert again["ptb.brnn.test"]["seeds"] == [1, 2, 3]
+
+
+def test_a_sharpened_models_figures_are_bounds(root: Path):
+    summary = collect(root, made_up_job("sharpened", 1, level=74.0))
+    found = {key.removeprefix("ptb.sharpened."): e["value"] for key, e in summary.items()}
+    assert (found["valid"], found["test"]) == (76.5, 73.5)
+    assert (found["valid_mean"], found["test_mean"]) == (77.0, 74.0)
+    assert (found["valid_de"], found["test_de"]) == (72.0, 69.0)
+    assert found["valid_epoch1"] == 230.0
+    assert "prune_80" not in found
+    command = summary["ptb.sharpened.test_de"]["command"]
+    assert command.endswith("--split test --sharpened --dynamic 0.1")
+    assert " train.epochs=1 " in summary["ptb.sharpened.valid_epoch1"]["command"]
+
+
+def test_other_settings_and_speeds_have_files_of_their_own(root: Path):
+    shutil.copy(ROOT / "results" / "published.toml", root / "results")
+    speed = {"words_per_second": 2e5, "hardware": "1x GPU", "commit": "0123abc", "commands": []}
+    write_jobs(root / "out")
+    (root / "out" / "speed.json").write_text(json.dumps({"brnn": speed}))
+    summary = collect(root, made_up_job("best", 1, level=70.0, overrides=["model.tied=false"]))
+    assert list(summary) == ["ptb.brnn.words_per_second"]
+    assert summary["ptb.brnn.words_per_second"]["value"] == 2e5
+    tried = json.loads((root / "results" / "ptb" / "search.json").read_text())
+    assert [(job["name"], job["valid"], job["valid_de"]) for job in tried] == [
+        ("best-tried-1", 73.0, 68.0)
+    ]
+    assert "test" not in json.dumps(tried)
+    assert run(root).returncode == 0
+    assert (
+        "| `best-tried-1` | 73.00 | 68.00 | 40 | `model.tied=false` |"
+        in (root / "RESULTS.md").read_text()
+    )
+    changed = json.loads((root / "results" / "summary.json").read_text())
+    changed["ptb.brnn.words_per_second"]["value"] = 3e5
+    record(root, changed)
+    checked = run(root, "--check", script="collect_ptb")
+    assert checked.returncode == 1
+    assert "ptb.brnn.words_per_second" in checked.stderr
+
+
+def test_figures_are_drawn_from_the_jobs(root: Path):
+    pytest.importorskip("matplotlib")
+    (root / "docs").mkdir()
+    assert run(root, script="plot_ptb").stdout == ""  # nothing is there yet
+    collect(root, made_up_job("brnn", 1, level=75.0), made_up_job("dropout", 1, level=82.0))
+    drawn = run(root, script="plot_ptb")
+    assert drawn.returncode == 0, drawn.stderr
+    names = {path.name for path in (root / "docs").iterdir()}
+    assert names == {f"ptb-{name}.svg" for name in ("learning", "gap", "pruning", "pruning-map")}
+    (root / "results" / "published.toml").write_text(PUBLISHED)
+    record(root, {})
+    assert run(root).returncode == 0
+    assert "(docs/ptb-gap.svg)" in (root / "RESULTS.md").read_text()

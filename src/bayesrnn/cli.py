@@ -7,10 +7,13 @@ import typer
 
 from bayesrnn import __version__
 from bayesrnn.commands.bench import bench
+from bayesrnn.commands.caption import caption
 from bayesrnn.commands.evaluate import evaluate
 from bayesrnn.commands.features import features
 from bayesrnn.commands.generate import generate
+from bayesrnn.commands.prepare import prepare
 from bayesrnn.commands.prune import prune
+from bayesrnn.commands.report import report
 from bayesrnn.commands.train import train
 from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
@@ -25,7 +28,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, evaluate, uncertainty, generate, transcribe, prune, features, bench):
+for command in (
+    train,
+    evaluate,
+    uncertainty,
+    generate,
+    caption,
+    features,
+    transcribe,
+    prepare,
+    prune,
+    report,
+    bench,
+):
     app.command()(command)
 
 

@@ -3,6 +3,10 @@
 import math
 from dataclasses import dataclass
 
+import torch
+
+from bayesrnn.bayes import Bayesian
+
 
 @dataclass(frozen=True)
 class Description:
@@ -49,3 +53,13 @@ def describe(
         total / uniform if total is not None and uniform else None,
         complexity / weights if complexity is not None and weights else None,
     )
+
+
+def complexity(model: Bayesian, generator: torch.Generator | None = None) -> float | None:
+    """What the weights cost in nats: the KL, at one draw where it has no closed form; None where it
+    is undefined."""
+    if not model.has_description_length:
+        return None
+    with model.weights("sample"), torch.no_grad():
+        model.resample(generator=generator)
+        return model.kl().item()

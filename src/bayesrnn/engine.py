@@ -6,9 +6,10 @@ on a CPU.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ R = TypeVar("R")
 
 WARM_UP = 3
 """Calls that run as they are before the recording: libraries choose their kernels meanwhile."""
+SHAPES = 8
+"""Shapes that are recorded: each takes memory of its own for what it reads and gives."""
+Shapes = tuple[torch.Size, ...]
 
 
 @functools.cache
@@ -34,52 +38,56 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+class Recording(NamedTuple):
+    """A recorded call, and the memory it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Sequence[Tensor]
+    outputs: tuple[Tensor, ...]
+
+
 class Replay:
     """A function of tensors that launches its work on a GPU, recorded and replayed as one graph.
 
-    The first calls run as they are, then one is recorded; from there on inputs are copied into the
-    memory it was recorded with and the graph is launched. Calls of another shape run as they are.
-    What is returned is overwritten by the next call. The function must not look at a tensor's
-    value; one that does, or that cannot be recorded for another reason, runs as it is for good, and
-    `refused` says why. On a CPU everything runs as it is.
+    The first calls of a shape run as they are, then one is recorded; from there on inputs are
+    copied into the memory it was recorded with and the graph is launched. Once `SHAPES` shapes are
+    recorded, calls of others run as they are. What is returned is overwritten by the next call. The
+    function must not look at a tensor's value; one that does, or that cannot be recorded for
+    another reason, runs as it is for good, and `refused` says why. On a CPU everything runs as it
+    is.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
         self._function = function
-        self._inputs: list[Tensor] = []
-        self._outputs: tuple[Tensor, ...] = ()
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._shapes: list[torch.Size] | None = None
-        self._warm = 0
+        self._recordings: dict[Shapes, Recording] = {}
+        self._calls: Counter[Shapes] = Counter()
+        self._pool: Any = None  # one memory for all: only one of them runs at a time
         self.refused: str | None = None if device.type == "cuda" else "there is no GPU"
         # Of high priority: what runs beside it fills the gaps and never holds it up.
         self._stream = torch.cuda.Stream(device, priority=-1) if self.refused is None else None
 
     @property
     def recorded(self) -> bool:
-        return self._graph is not None
+        return bool(self._recordings)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        stream = self._stream
-        if stream is None or self.refused is not None:
+        if self.refused is not None:
             return self.as_it_is(*inputs)
-        shapes = [x.shape for x in inputs]
-        if self._graph is None and _size(shapes) > _size(self._shapes or []):
-            self._shapes, self._warm = shapes, 0  # the largest is the one that matters
-        if shapes != self._shapes:
-            return self.as_it_is(*inputs)
-        if self._graph is None:
-            if self._warm < WARM_UP:
-                self._warm += 1
+        shapes = tuple(x.shape for x in inputs)
+        if shapes not in self._recordings:
+            self._calls[shapes] += 1
+            if self._calls[shapes] <= WARM_UP or len(self._recordings) == SHAPES:
                 return self.as_it_is(*inputs)
-            self._record(stream, inputs)
-            if self._graph is None:
+            recording = self._record(inputs)
+            if recording is None:
                 return self.as_it_is(*inputs)
-        for mine, given in zip(self._inputs, inputs, strict=True):
+            self._recordings[shapes] = recording
+        recording = self._recordings[shapes]
+        for mine, given in zip(recording.inputs, inputs, strict=True):
             if mine is not given:
                 mine.copy_(given)
-        self._graph.replay()
-        return self._outputs
+        recording.graph.replay()
+        return recording.outputs
 
     def as_it_is(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run without a recording, but on its stream: what autograd keeps belongs to a stream."""
@@ -92,23 +100,26 @@ class Replay:
         torch.cuda.current_stream(stream.device).wait_stream(stream)
         return outputs
 
-    def _record(self, stream: torch.cuda.Stream, inputs: Sequence[Tensor]) -> None:
+    def _record(self, inputs: Sequence[Tensor]) -> Recording | None:
+        stream = self._stream
+        assert stream is not None
         torch.cuda.synchronize(stream.device)
-        self._inputs = [x.clone() for x in inputs]
+        mine = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream(stream.device)
         random = torch.cuda.default_generators[stream.device.index].get_state()
         try:
-            with torch.cuda.graph(graph, stream=stream):
-                self._outputs = self._function(*self._inputs)
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                outputs = self._function(*mine)
         except RuntimeError as error:
             torch.cuda.set_stream(before)
             cause = error.__context__ or error  # ending a recording that failed fails as well
             self.refused = (str(cause).strip() or repr(cause)).splitlines()[0]
             torch.cuda.synchronize(stream.device)
             self._recover(stream, random)
-            return
-        self._graph = graph
+            return None
+        self._pool = graph.pool()
+        return Recording(graph, mine, outputs)
 
     def _recover(self, stream: torch.cuda.Stream, random: Tensor) -> None:
         """After a recording that failed torch's generator still believes to be recorded, and
@@ -116,10 +127,6 @@ class Replay:
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             torch.zeros((), device=stream.device)
         torch.cuda.default_generators[stream.device.index].set_state(random)
-
-
-def _size(shapes: Sequence[torch.Size]) -> int:
-    return sum(shape.numel() for shape in shapes)
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class Loss:
 
     error: Tensor
     complexity: Tensor
-    share: float
+    share: float | Tensor
     streams: int
     draws: int
     model: Bayesian = field(repr=False)
@@ -222,9 +222,11 @@ class FreeEnergy:
         batch: object,
         draws: int = 1,
         known: "Known | None" = None,
+        share: Tensor | None = None,
     ) -> Loss:
         """The same without counting the batch: all of it happens on the device, so that it can be
-        recorded once and replayed (`count` cannot). `known` is what was already asked for."""
+        recorded once and replayed (`count` cannot). `known` is what was already asked for; `share`
+        is the batch's as a tensor, where a replay is to read it anew every time."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
         if not isinstance(inner, Bayesian):
@@ -234,7 +236,7 @@ class FreeEnergy:
                 "the Fisher estimate needs one loss a sequence: expected a vector of "
                 f"{streams}, got shape {tuple(nll.shape)}"
             )
-        share = targets / self.targets
+        part = targets / self.targets if share is None else share
         if self._error.device != nll.device:
             self._error, self._complexity = (
                 total.to(nll.device) for total in (self._error, self._complexity)
@@ -242,14 +244,14 @@ class FreeEnergy:
         losses = nll.reshape(-1)
         with inner.beside():  # what is made out there must be held here until it is waited for
             divergence, local = known or Known(inner.kl(self.kl), inner.local_kl())
-            complexity, error = share * divergence, nll.sum()
+            complexity, error = part * divergence, nll.sum()
             if local is not None:
                 error = error + local
             self._complexity.add_(complexity.detach().double() / draws)
             self._error.add_(error.detach().double() / draws)
         charges = inner.charges()
         loss = Loss(
-            error, complexity, share, streams, draws, inner, losses, charges, local, inner.look
+            error, complexity, part, streams, draws, inner, losses, charges, local, inner.look
         )
         self._defined = inner.has_description_length
         return loss

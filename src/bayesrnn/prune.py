@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.bayes.block import Block
+from bayesrnn.description import complexity
 from bayesrnn.errors import require
 
 SAFE_THRESHOLD = (2 * log(2**0.5)) ** 0.5
@@ -179,13 +180,35 @@ def _places(values: list[Tensor]) -> list[Tensor]:
     return [p.view(v.shape).to(v.device) for p, v in zip(parts, values, strict=True)]
 
 
+def pruning_order(model: Bayesian) -> dict[str, Tensor]:
+    """For each weight the fraction of all weights (of its tensor's, where the model is `mixed`)
+    pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
+    fraction. 0 where it was pruned before."""
+    values = _order_by(model, "snr")
+    if mixed(model):
+        places = [_places([value])[0] for value in values.values()]
+        totals = [place.numel() for place in places]
+    else:
+        places = _places(list(values.values()))
+        totals = [sum(place.numel() for place in places)] * len(places)
+    return {
+        name: ((place + 1).double() / total).where(value >= 0, 0.0)
+        for (name, value), place, total in zip(values.items(), places, totals, strict=True)
+    }
+
+
+def mixed(model: Bayesian) -> bool:
+    """Whether some weights are points and others are not, so that only those of one tensor can be
+    ranked together by signal to noise."""
+    return len({scale is None for _, scale in model.moments().values()}) > 1
+
+
 def _check_comparable(model: Bayesian, by: Ranking) -> None:
     if by != "snr":
         return
-    points = {block.posterior.std(block.parameters_by_name) is None for block in model.each_block()}
     require(
         (
-            len(points) == 1,
+            not mixed(model),
             "per_tensor",
             "must be set: some weights are points, which have no signal to noise to rank beside "
             "the others'",
@@ -257,11 +280,8 @@ def pruning_curve(
 
 def bits_per_weight(model: Bayesian, generator: torch.Generator | None = None) -> float | None:
     """The KL in bits, over the weights left; None where it is undefined or none is left."""
-    if not model.has_description_length or model.weight_count == 0:
-        return None
-    with model.weights("sample"), torch.no_grad():
-        model.resample(generator=generator)
-        return model.kl().item() / log(2) / model.weight_count
+    nats = complexity(model, generator) if model.weight_count else None
+    return None if nats is None else nats / log(2) / model.weight_count
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from bayesrnn.bayes import Bayesian, Delta
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
-from bayesrnn.evaluate.ctc import prefix_search
+from bayesrnn.evaluate.ctc import Decoder, prefix_search
 from bayesrnn.files import write_atomic
 from bayesrnn.prune import (
     Pruned,
@@ -173,7 +173,9 @@ def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
     last = learning_rate(old.epochs - 1, old.lr, old.decay, old.decay_after)
     first = max(last, old.lr / 10) if lr is None else lr
     decay = min(1.0, last / first) ** (1 / (epochs - 1)) if epochs > 1 else 1.0
-    new = replace(old, epochs=epochs, lr=first, decay=decay, decay_after=1, max_steps=0)
+    new = replace(
+        old, epochs=epochs, lr=first, decay=decay, decay_after=1, average_after=0, max_steps=0
+    )
     return replace(recipe, train=new)
 
 
@@ -208,14 +210,20 @@ class Figure(NamedTuple):
     of: Callable[[Bayesian], float]
 
 
-def watched_figure(task: Task, split: str | None = None, streams: int | None = None) -> Figure:
+def watched_figure(
+    task: Task,
+    split: str | None = None,
+    streams: int | None = None,
+    decode: Decoder = prefix_search,
+) -> Figure:
     """The figure a task's training watches, by the posterior mean; of another split where one is
     given. A text is read as so many `streams`. Of speech it is the label error rate, of the
-    test set where there is none to validate on."""
+    test set where there is none to validate on, with labels read off by `decode`: `greedy` is fast
+    where little is left of a network, of which a search has to look at everything."""
     if isinstance(task, SpeechTask) and streams is None:
         part = split or ("valid" if "valid" in task.speech.splits else "test")
         heard = task.utterances(part)
-        return Figure(f"{part}_per", lambda model: evaluate_speech(model, heard, prefix_search).per)
+        return Figure(f"{part}_per", lambda model: evaluate_speech(model, heard, decode).per)
     if split is None and streams is None:
         return Figure(task.watched, lambda model: task.validate(model)[task.watched])
     if isinstance(task, LanguageTask):

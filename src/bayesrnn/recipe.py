@@ -29,9 +29,10 @@ from bayesrnn.bayes import (
     Uniform,
 )
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
-from bayesrnn.data import ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import Invalid, UserError, require
 from bayesrnn.models import (
+    CaptionerSettings,
     DropoutSettings,
     LanguageSettings,
     MlpSettings,
@@ -46,15 +47,16 @@ Problems = list[tuple[str, str]]
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
-Data = TextData | ImageData | ReviewData | SpeechData
-Model = LanguageSettings | MlpSettings | ReviewSettings | SpeechSettings
+Data = TextData | ImageData | ReviewData | CaptionData | SpeechData
+Model = LanguageSettings | MlpSettings | ReviewSettings | CaptionerSettings | SpeechSettings
 DATA: dict[str, type[Data]] = {
-    cls.kind: cls for cls in (TextData, ImageData, ReviewData, SpeechData)
+    cls.kind: cls for cls in (TextData, ImageData, ReviewData, CaptionData, SpeechData)
 }
 MODELS: dict[type[Data], type[Model]] = {
     TextData: LanguageSettings,
     ImageData: MlpSettings,
     ReviewData: ReviewSettings,
+    CaptionData: CaptionerSettings,
     SpeechData: SpeechSettings,
 }
 

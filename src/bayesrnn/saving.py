@@ -22,6 +22,8 @@ from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.models import (
+    Captioner,
+    CaptionerSettings,
     LanguageModel,
     LanguageSettings,
     Mlp,
@@ -153,6 +155,8 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
         return build_speech_network(recipe.data.bands, len(vocabulary), settings)
     if isinstance(settings, LanguageSettings):
         return LanguageModel.from_settings(len(vocabulary), settings, recipe.dropout)
+    if isinstance(settings, CaptionerSettings):
+        return Captioner(len(vocabulary), settings, recipe.dropout)
     assert isinstance(recipe.data, ReviewData)
     return ReviewModel(len(vocabulary), settings, recipe.data.classes, recipe.dropout)
 

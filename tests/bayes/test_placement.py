@@ -1,5 +1,6 @@
 """Where drawn weights lie changes nothing but the time a step takes."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -178,10 +179,18 @@ def test_tied_weights_stay_where_they_are() -> None:
     net = br.LanguageModel(11, 7, 7, 1, tied=True).double()
     model = br.bayesianize(net, br.Gaussian(0.1))
     x = torch.arange(6).view(3, 2)
+    found = []
     with model.hold():
-        plain = model(x)[0]
-        with model.tuned():
-            torch.testing.assert_close(model(x)[0], plain, rtol=1e-12, atol=1e-12)
+        for tuned in (nullcontext(), model.tuned()):
+            model.zero_grad()
+            with tuned:
+                logits = model(x)[0]
+                logits.square().sum().backward()
+            found.append(
+                [logits.detach(), *(p.grad for p in model.parameters() if p.requires_grad)]
+            )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_a_frame_holds_each_gate_in_a_corner() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.evaluate import dynamic_evaluate
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import read_metrics
@@ -286,13 +287,27 @@ def test_a_sharpened_run_trains_resumes_and_has_a_bound(tmp_path: Path) -> None:
     assert (bound.streams, bound.unroll, bound.tokens) == (4, 5, 400)
 
 
-def test_the_bound_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_a_look_that_moves_nothing_leaves_dynamic_evaluation() -> None:
+    torch.manual_seed(1)
+    net = br.LanguageModel(20, 4, 5, 2, init=0.5).double()
+    model = br.bayesianize(net, br.Sharpened(0.05, sigma0=1e-12, eta=0.0))
+    loader = StreamLoader(np.arange(403) * 7 % 20, 4, 5)
+    found = evaluate_sharpened(model, loader, rate=0.3)
+    learnt = dynamic_evaluate(model, loader, 0.3)
+    assert found.kl == 0
+    assert found.rate == 0.3
+    assert found.bound == pytest.approx(learnt.nll, rel=1e-9)
+    assert abs(found.bound - evaluate_sharpened(model, loader).bound) > 0.05
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_bound_leaves_the_model_as_it_was(rate: float) -> None:
     torch.manual_seed(1)
     net = br.LanguageModel(20, 4, 5, 1)
     model = br.bayesianize(net, br.Sharpened(0.05, eta=0.008))
     before = {name: t.clone() for name, t in model.state_dict().items()}
     loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
-    evaluate_sharpened(model, loader, around="draw")
+    evaluate_sharpened(model, loader, around="draw", rate=rate)
     assert model.training
     assert loader.position == 0
     assert all(p.grad is None for p in model.parameters())

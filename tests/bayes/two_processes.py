@@ -73,7 +73,8 @@ def main(store: str, rank: int) -> None:
     report["last"] = [p.reshape(-1).tolist() for p in model.parameters()]
     model.resample(generator=torch.Generator().manual_seed(6))
     report["own generator"] = [block.noise["eps"].tolist() for block in model.blocks]
-    print(json.dumps(report))
+    print(json.dumps(report), flush=True)
+    dist.barrier()  # neither leaves while the other may still talk to it
     dist.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bayesrnn.data import SpeechData, Vocabulary, load_speech, save_features
+from bayesrnn.data import SpeechData, Vocabulary, load_speech, prepare_speech
 from bayesrnn.data.corpora import FOLDED, PHONES_39, fold_phones, list_sphinx
 from bayesrnn.data.speech import MANIFEST, TENSORS
 from bayesrnn.errors import UserError
@@ -57,7 +57,7 @@ def test_variants_and_words(tmp_path: Path) -> None:
 
 def test_features_kept_are_the_same_as_from_audio(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "toy")
-    assert save_features(settings(folder), tmp_path / "kept") == 30
+    assert prepare_speech(settings(folder), tmp_path / "kept") == 30
     from_audio, kept = load_speech(settings(folder)), load_speech(settings(tmp_path / "kept"))
     assert from_audio.digest == kept.digest
     assert from_audio.vocabulary == kept.vocabulary

@@ -26,7 +26,8 @@ from bayesrnn.evaluate import (
     text_uncertainty,
     unigram_entropy,
 )
-from bayesrnn.evaluate.uncertainty import _seeds, reading_cost
+from bayesrnn.evaluate.reader import draw_seeds
+from bayesrnn.evaluate.uncertainty import reading_cost
 
 VOCABULARY = 7
 COUNTS = (0, 1, 2, 5)
@@ -64,7 +65,7 @@ def all_at_once(model: br.Bayesian, text: NDArray[np.int32], draws: int, seed: i
     x = torch.from_numpy(text[:-1].astype(np.int64))[:, None]
     found = []
     model.eval()
-    for own in _seeds(seed, draws):
+    for own in draw_seeds(seed, draws):
         with torch.no_grad(), model.weights("sample"):
             model.resample(generator=torch.Generator().manual_seed(own))
             found.append(model(x)[0].squeeze(1).softmax(dim=-1))
@@ -187,7 +188,7 @@ def test_each_draw_reads_on_as_evaluate_does_with_its_weights_masks_and_state(
     """One draw, many cuts: the same generator gives the same loss to the last digits, naive
     dropout's fresh masks included."""
     model = language_model(dropout=dropout)
-    own = next(_seeds(3, 1))
+    own = next(draw_seeds(3, 1))
     expected = br.evaluate_text(model, loader(text, 5), 1, torch.Generator().manual_seed(own)).nll
     found = text_uncertainty(model, loader(text, 5), (1,), seed=3)[1]
     assert found.nll.mean().item() == pytest.approx(expected, rel=1e-12)
@@ -280,7 +281,7 @@ def test_probabilities_that_underflow_still_have_a_finite_loss(text: NDArray[np.
 def test_a_gpu_reads_on_as_evaluate_does(dropout: str, text: NDArray[np.int32]) -> None:
     model = language_model(dropout=dropout).cuda()
     stream = br.StreamLoader(text, 1, 13, device="cuda")
-    own = next(_seeds(1, 1))
+    own = next(draw_seeds(1, 1))
     generator = torch.Generator("cuda").manual_seed(own)
     found = text_uncertainty(model, stream, (0, 1))
     mean = br.evaluate_text(model, stream).nll

@@ -660,6 +660,30 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_not(
     assert_same_end(tmp_path / "parts", tmp_path / "whole")
 
 
+def test_dropout_and_drawn_weights_train_together_and_the_mean_has_neither(tmp_path: Path) -> None:
+    recipe = small_recipe(
+        tmp_path,
+        model={"embedding": 8, "tied": True},
+        posterior={"kind": "gaussian", "scale": 0.02},
+        **RUNS["naive"],
+        train={"lr": 0.1, "epochs": 3},
+    )
+    outcome = train(recipe, tmp_path / "run", quiet=True)
+    assert outcome.epochs[-1]["train_nll"] < outcome.epochs[0]["train_nll"]
+    model = br.load(tmp_path / "run").train()
+    means = {name: loc for name, (loc, _) in model.moments().items()}
+    assert "decoder.weight" not in means  # it is the embedding's
+    plain = LanguageModel(len(br.load_vocabulary(tmp_path / "run")), 8, 8, 2, tied=True)
+    plain.load_state_dict(dict(model.module.state_dict()) | means, strict=False)
+    x = torch.randint(10, (T, B))
+    with model.weights("mean"):
+        mean = model(x)[0]
+    assert torch.allclose(mean, plain(x)[0], atol=1e-6)
+    with model.hold():  # one draw of the weights, so that what differs are the masks
+        model.resample()
+        assert not torch.allclose(model(x)[0], model(x)[0])
+
+
 def test_a_run_knows_its_dropout_when_it_is_loaded(tmp_path: Path) -> None:
     recipe = small_recipe(tmp_path, **RUNS["variational"], **DECAY, train={"max_steps": 3})
     train(recipe, tmp_path / "run", quiet=True)

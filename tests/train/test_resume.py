@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "train": {"draws": 2},
     },
     "learnt prior": {"prior": {"kind": "normal", "scale": "learn"}},
+    "averaged": {"train": {"average_after": 1}},
 }
 
 
@@ -106,6 +107,8 @@ def train_until(
         ("plain", [7, EPOCH]),
         ("tied, fitted, Fisher", [7, EPOCH]),
         ("learnt prior", [7, EPOCH]),
+        ("averaged", [EPOCH, EPOCH + 1]),
+        ("averaged", [EPOCH - 1, EPOCH + 13]),
     ],
 )
 def test_a_run_stopped_by_a_signal_ends_like_an_undisturbed_one(

@@ -75,3 +75,14 @@ def test_the_test_set_chooses_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="need a validation set"):
         train(recipe, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_of_averaged_weights_the_best_average_is_kept(tmp_path: Path) -> None:
+    settings = {**OVERFITS, "train": {**OVERFITS["train"], "epochs": 8, "average_after": 2}}
+    recipe = small_recipe(tmp_path, **settings)
+    outcome = train(recipe, tmp_path / "run", quiet=True)
+    figures = [line["valid_perplexity"] for line in outcome.epochs]
+    assert outcome.kept == figures.index(min(figures)) + 1 > 2
+    task = build_task(recipe, choose_device("cpu"))
+    again = evaluate_text(load(tmp_path / "run"), task.stream("valid"))
+    assert again.perplexity == pytest.approx(min(figures), rel=1e-5)

@@ -2,6 +2,7 @@
 
 from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
+from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior, Sharpened
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
 
@@ -18,4 +19,5 @@ __all__ = [
     "Uniform",
     "bayesianize",
     "default_input_axis",
+    "weight_bits",
 ]

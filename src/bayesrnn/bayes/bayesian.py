@@ -367,7 +367,9 @@ class Bayesian(nn.Module):
                 block.one_sequence = False
 
     @contextmanager
-    def charged(self, charges: Sequence[Charge], weight: float, local: float) -> Iterator[None]:
+    def charged(
+        self, charges: Sequence[Charge], weight: float | Tensor, local: float
+    ) -> Iterator[None]:
         """The KL of those charges, times `weight`, and `local` times what the batch is charged in
         full, is added to what the backward pass inside gives.
 
@@ -375,6 +377,8 @@ class Bayesian(nn.Module):
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
             block.charge = replace(charge, weight=weight, local=local)
+            if self._stream is not None and isinstance(weight, Tensor):
+                block.held.append(weight)  # until `join`: the second stream reads it
         try:
             yield
             with self.beside():

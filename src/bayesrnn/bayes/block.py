@@ -101,7 +101,7 @@ class Charge:
     noise: Tensors
     values: dict[str, Number] = field(default_factory=dict)
     state: list[tuple[int, int]] = field(default_factory=list)
-    weight: float = 1.0
+    weight: float | Tensor = 1.0
     local: float = 0.0  # of the part that each batch is charged in full
     precisions: dict[str, Tensor] = field(default_factory=dict)
     done: bool = False

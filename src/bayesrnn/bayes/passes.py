@@ -84,7 +84,7 @@ def gradient_pass(
     axis: int | None,
     values: Values,
     precision: Tensor | None,
-    weight: float,
+    weight: float | Tensor,
     of_loss: Tensor | None,
     outs: Tensors,
 ) -> None:
@@ -97,10 +97,10 @@ def gradient_pass(
     of_loss = None if of_loss is None else widened(of_loss)
     if of_loss is not None:
         of_loc, of_scale = posterior.lift(tensors, noise, of_loss)
-        d_loc = torch.add(of_loc, d_loc, alpha=weight)
+        d_loc = plus(of_loc, d_loc, weight)
         if of_scale is not None and d_scale is not None:
-            d_scale = torch.add(of_scale, d_scale, alpha=weight)
-    elif weight != 1.0:
+            d_scale = plus(of_scale, d_scale, weight)
+    elif isinstance(weight, Tensor) or weight != 1.0:
         d_loc = weight * d_loc
         d_scale = None if d_scale is None else weight * d_scale
     for name, value in posterior.chain(tensors, d_loc, d_scale).items():
@@ -119,6 +119,13 @@ def further_pass(
 def gather_pass(gradient: Tensor, factor: Tensor | float, out: Tensor) -> None:
     """A clipped gradient of the draw into `out`."""
     out.copy_(widened(gradient) * factor)
+
+
+def plus(one: Tensor, other: Tensor, weight: float | Tensor) -> Tensor:
+    """one + weight * other; a weight that differs from step to step is a tensor."""
+    if isinstance(weight, Tensor):
+        return one + weight * other
+    return torch.add(one, other, alpha=weight)
 
 
 def viewed(tensors: Tensors, shape: Sequence[int]) -> dict[str, Tensor]:

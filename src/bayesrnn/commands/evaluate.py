@@ -1,7 +1,7 @@
 """`bayesrnn evaluate`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,25 +9,24 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.commands.captions import evaluate_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
-    DecodingOption,
     Device,
     DrawSeed,
     RunFolder,
+    SpeechDecoding,
     Weights,
     check_flags,
     recipe_of,
 )
-from bayesrnn.commands.tables import show, shown
-from bayesrnn.description import describe
+from bayesrnn.commands.tables import show, shown, watching
+from bayesrnn.description import complexity, describe
 from bayesrnn.evaluate import (
-    RateSearch,
     dynamic_evaluate,
     evaluate_labelled,
     evaluate_speech,
@@ -35,16 +34,15 @@ from bayesrnn.evaluate import (
     search_rate,
     write_predictions,
 )
-from bayesrnn.evaluate.ctc import Decoding, decoder
+from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.dynamic import RATES
+from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
-
-Reading = Callable[[str, int], Callable[[int], None]]
-"""Told what is read and how long it is, gives what to tell of every piece that is done."""
 
 
 def evaluate(
@@ -81,17 +79,24 @@ def evaluate(
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(help="Write a CSV file: each image's or review's prediction, and how sure."),
+        typer.Option(
+            help="Write each image's or review's prediction, and how sure (CSV); captions (JSON)."
+        ),
     ] = None,
-    decoding: DecodingOption = "prefix",
+    beam: Annotated[int, typer.Option(min=1, help="Of captions: beginnings kept.")] = 3,
+    meteor: Annotated[
+        bool, typer.Option("--meteor", help="Of captions: METEOR too (needs Java, and a minute).")
+    ] = False,
+    decoding: SpeechDecoding = "prefix",
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """How good a run's model is: the perplexity of a whole text, as one stream with the state
-    carried; the error over all images or reviews; the error rate of speech. And what its weights,
-    and for the training set with draws also the targets, take to describe.
+    carried; the error over all images or reviews; the perplexity and the scores of captions; or
+    the error rate of speech. And what its weights, and for the training set with draws also the
+    targets, take to describe.
 
     bayesrnn evaluate runs/ptb --split test
 
@@ -102,12 +107,13 @@ def evaluate(
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if sharpened:
-        if dynamic is not None or samples is not None or segment is not None or streams != 1:
+        if samples is not None or segment is not None or streams != 1 or dynamic == "search":
             raise typer.BadParameter(
-                "--sharpened reads the text in the shape of the training: leave out --dynamic, "
-                "--segment, --samples and --streams"
+                "--sharpened reads the text in the shape of the training: leave out --segment, "
+                "--samples and --streams; with it, --dynamic takes a rate, and no search"
             )
-        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, as_json)
+        learning = _rate(dynamic or "0") or 0.0
+        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, learning, as_json)
         return
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
@@ -121,30 +127,24 @@ def evaluate(
     model = load(run).to(place)
     recipe = recipe_of(run, data)
     flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
-    flags |= {"--decoding": decoding != "prefix", "--predictions": predictions is not None}
+    flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
+    flags |= {"--decoding": decoding != "prefix"}
     check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     generator = torch.Generator(place).manual_seed(seed)
-    search: RateSearch | None = None
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def reading(what: str, targets: int) -> Callable[[int], None]:
-            line = bar.add_task(what, total=targets)
-            return lambda done: bar.advance(line, done)
-
-        if isinstance(task, LabelledTask):
-            scores = _labelled(model, task, split, count, generator, predictions, reading)
+    with watching() as watch:
+        if isinstance(task, CaptionTask):
+            scores = evaluate_run(model, task, split, count, beam, seed, predictions, meteor, watch)
         elif isinstance(task, SpeechTask):
-            scores = _speech(model, task, split, count, generator, decoding, reading)
+            scores = _speech(model, task, split, count, generator, decoding, watch)
+        elif isinstance(task, LabelledTask):
+            scores = _labelled(model, task, split, count, generator, predictions, watch)
         elif dynamic is None:
-            loader = task.stream(split, streams)
-            advance = reading(f"reading {split}", loader.targets * max(count, 1))
-            text = evaluate_text(model, loader, count, generator, advance)
-            scores = {"streams": streams, **asdict(text)}
+            scores = _text(model, task, split, count, generator, streams, watch)
         else:
             unroll = segment or recipe.train.unroll
-            scores, search = _dynamic(model, task, split, streams, unroll, rate, reading)
+            scores = _dynamic(model, task, split, streams, unroll, rate, watch)
+    tried = scores.pop("search", None)
     figures: dict[str, Any] = {
         "run": str(run),
         "split": split,
@@ -152,15 +152,11 @@ def evaluate(
         **scores,
         **_description(model, task, split, scores.get("expected_nll"), generator),
     }
-    if search is not None and as_json:
-        figures["search"] = [asdict(trial) for trial in search.tried]
+    if tried is not None and as_json:
+        figures["search"] = tried
     show(figures, f"{split} {task.unit}", as_json)
-    if search is not None and not as_json:
-        tried = Table("rate", "valid perplexity", title="rates tried")
-        for trial in search.tried:
-            value = "diverged" if trial.perplexity is None else shown(trial.perplexity)
-            tried.add_row(f"{trial.rate:g}", value)
-        Console().print(tried)
+    if tried is not None and not as_json:
+        _show_rates(tried)
 
 
 def _description(
@@ -172,14 +168,11 @@ def _description(
 ) -> dict[str, float | None]:
     """The description length: of the weights; and of the training targets, where they were read by
     draws (the mean's loss is no code length). Weights are sent once, for the training set."""
-    complexity = None
-    if model.has_description_length:
-        with model.weights("sample"), torch.no_grad():
-            model.resample(generator=generator)
-            complexity = model.kl().item()
     targets = task.batches.targets
     error = None if expected_nll is None or split != "train" else expected_nll * targets
-    return asdict(describe(error, complexity, targets, task.labels, model.weight_count))
+    return asdict(
+        describe(error, complexity(model, generator), targets, task.labels, model.weight_count)
+    )
 
 
 def _speech(
@@ -188,12 +181,12 @@ def _speech(
     split: str,
     count: int,
     generator: torch.Generator,
-    decoding: Decoding,
-    reading: Reading,
+    decoding: Search,
+    watch: Watch,
 ) -> dict[str, Any]:
     """The scores of utterances."""
     loader = task.utterances(split)
-    advance = reading(f"reading {split}", loader.targets * max(count, 1))
+    advance = watch(f"reading {split}", loader.targets * max(count, 1))
     found = evaluate_speech(model, loader, decoder(decoding), count, generator, advance)
     return {"decoding": decoding, **asdict(found)}
 
@@ -205,11 +198,11 @@ def _labelled(
     count: int,
     generator: torch.Generator,
     predictions: Path | None,
-    reading: Reading,
+    watch: Watch,
 ) -> dict[str, Any]:
     """The scores of images or reviews; each one's prediction into a file, where one is given."""
     examples = task.examples(split)
-    advance = reading(f"reading {split}", examples.targets * max(count, 1))
+    advance = watch(f"reading {split}", examples.targets * max(count, 1))
     found, prediction = evaluate_labelled(model, examples, task.output, count, generator, advance)
     if predictions is not None:
         write_predictions(predictions, task.data.splits[split], prediction)
@@ -221,6 +214,21 @@ def _labelled(
     }
 
 
+def _text(
+    model: Bayesian,
+    task: LanguageTask,
+    split: str,
+    count: int,
+    generator: torch.Generator,
+    streams: int,
+    watch: Watch,
+) -> dict[str, Any]:
+    """The perplexity of a text."""
+    loader = task.stream(split, streams)
+    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    return {"streams": streams, **asdict(evaluate_text(model, loader, count, generator, advance))}
+
+
 def _dynamic(
     model: Bayesian,
     task: LanguageTask,
@@ -228,23 +236,38 @@ def _dynamic(
     streams: int,
     unroll: int,
     rate: float | None,
-    reading: Reading,
-) -> tuple[dict[str, Any], RateSearch | None]:
+    watch: Watch,
+) -> dict[str, Any]:
     """Dynamic evaluation at a rate, or at the best of a search on the validation text."""
-    search = None
+    tried: dict[str, Any] = {}
     if rate is None:
         loader = task.stream("valid", streams, unroll)
-        advance = reading("trying rates on valid", loader.targets * len(RATES))
+        advance = watch("trying rates on valid", loader.targets * len(RATES))
         search = search_rate(model, loader, RATES, advance=advance)
-        rate = search.rate
+        rate, tried = search.rate, {"search": [asdict(trial) for trial in search.tried]}
     loader = task.stream(split, streams, unroll)
-    advance = reading(f"reading {split}", loader.targets)
+    advance = watch(f"reading {split}", loader.targets)
     text = dynamic_evaluate(model, loader, rate, advance=advance)
-    return {"streams": streams, **asdict(text)}, search
+    return {"streams": streams, **asdict(text), **tried}
+
+
+def _show_rates(tried: Sequence[Mapping[str, Any]]) -> None:
+    table = Table("rate", "valid perplexity", title="rates tried")
+    for trial in tried:
+        value = "diverged" if trial["perplexity"] is None else shown(trial["perplexity"])
+        table.add_row(f"{trial['rate']:g}", value)
+    Console().print(table)
 
 
 def _evaluate_sharpened(
-    run: Path, split: str, weights: Weights, seed: int, data: str, device: str, as_json: bool
+    run: Path,
+    split: str,
+    weights: Weights,
+    seed: int,
+    data: str,
+    device: str,
+    rate: float,
+    as_json: bool,
 ) -> None:
     """`evaluate --sharpened`: phi is the mean, or drawn."""
     place = choose_device(device, "--device")
@@ -253,15 +276,10 @@ def _evaluate_sharpened(
     task = LanguageTask(recipe, place, load_vocabulary(run))
     loader = task.stream(split, recipe.train.streams, recipe.train.unroll)
     generator = torch.Generator(place).manual_seed(seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(f"reading {split}", total=loader.targets)
-        found = evaluate_sharpened(
-            model,
-            loader,
-            "mean" if weights == "mean" else "draw",
-            generator,
-            lambda targets: bar.advance(row, targets),
-        )
+    with watching() as watch:
+        advance = watch(f"reading {split}", loader.targets)
+        phi: Literal["mean", "draw"] = "mean" if weights == "mean" else "draw"
+        found = evaluate_sharpened(model, loader, phi, generator, advance, rate)
     figures = {"run": str(run), "split": split, **asdict(found)}
     show(figures, f"{split} text, sharpened: an upper bound", as_json)
 

@@ -1,45 +1,48 @@
 """`bayesrnn features`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bayesrnn.commands.options import AsJson
-from bayesrnn.commands.tables import show
-from bayesrnn.data import SpeechData, load_speech, save_features
+from bayesrnn.commands.options import AsJson, Device
+from bayesrnn.commands.tables import show, watching
+from bayesrnn.data import write_features
+from bayesrnn.data.features import SUFFIXES
 from bayesrnn.errors import UserError
-from bayesrnn.recipe import read_recipe
+from bayesrnn.models.vision import find_pictures, load_vision, picture_features
+from bayesrnn.train.loop import choose_device
 
 
 def features(
-    recipe: Annotated[Path, typer.Argument(help="A recipe for speech.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it: data.path=an4 data.bands=40 ...")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("features"),
+    images: Annotated[Path, typer.Argument(help="A folder of pictures, or one picture.")],
+    out: Annotated[Path, typer.Option(help="The file to write: FILE.npz or FILE.safetensors.")],
+    network: Annotated[
+        str, typer.Option(help="A network of torchvision, or of timm as timm:NAME.")
+    ] = "resnet50",
+    weights: Annotated[
+        str,
+        typer.Option(help="Its weights, FILE.safetensors (default: its own, fetched once)."),
+    ] = "",
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 32,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Turn a corpus of speech into features, once: its folder can then be given as data.path, to a
-    machine without the audio and without a library for it.
+    """Turn pictures into the vectors that captions are learnt from, with a network for images. Use
+    the same network for training and afterwards.
 
-    bayesrnn features recipes/an4-ml.toml data.path=an4 --out an4-mel
+    bayesrnn features my-pictures --out mine.npz
     """
-    data = read_recipe(recipe, settings or ()).data
-    if not isinstance(data, SpeechData):
-        raise UserError(f"{recipe} is a recipe for {data.kind}; features are made of speech")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another --out")
-    utterances = save_features(data, out)
-    found = load_speech(replace(data, path=str(out)))
-    everything = [one for split in found.splits.values() for one in split]
-    figures = {
-        "out": str(out),
-        "utterances": utterances,
-        "frames": sum(len(one.features) for one in everything),
-        "labels": len(found.vocabulary) - 1,
-        "targets": sum(len(one.labels) for one in everything),
-        "bytes": sum(file.stat().st_size for file in out.iterdir()),
-    }
+    if out.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    paths = find_pictures(images)
+    place = choose_device(device, "--device")
+    module, prepare = load_vision(network, weights)
+    with watching() as watch:
+        advance = watch("looking", len(paths))
+        found = picture_features(paths, module, prepare, batch, place, advance)
+    write_features(out, found)
+    figures = {"pictures": len(paths), "numbers": found.vectors.shape[1], "file": str(out)}
     show(figures, "features", as_json)

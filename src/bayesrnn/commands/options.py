@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from bayesrnn.data import ImageData, ReviewData, SpeechData, TextData
-from bayesrnn.evaluate.ctc import Decoding
+from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.evaluate.ctc import Search
 from bayesrnn.recipe import Recipe, read_recipe
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
@@ -16,8 +16,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for
 Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 DrawSeed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")]
-DecodingOption = Annotated[
-    Decoding,
+SpeechDecoding = Annotated[
+    Search,
     typer.Option(
         "--decoding",
         help="How labels of speech are read off: the best path, prefix search, or a beam.",
@@ -25,7 +25,9 @@ DecodingOption = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 FLAGS: Mapping[str, Sequence[str]] = {
-    "--predictions": (ImageData.kind, ReviewData.kind),
+    "--predictions": (ImageData.kind, ReviewData.kind, CaptionData.kind),
+    "--beam": (CaptionData.kind,),
+    "--meteor": (CaptionData.kind,),
     "--decoding": (SpeechData.kind,),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
@@ -43,3 +45,16 @@ def recipe_of(run: Path, data: str) -> Recipe:
     """A run's recipe, with its data read from `data` where that is given."""
     recipe = read_recipe(run / "recipe.toml")
     return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+
+
+def draw_counts(samples: str) -> list[int]:
+    """The numbers of draws that --samples gives."""
+    try:
+        counts = [int(part) for part in samples.split(",")]
+    except ValueError:
+        counts = [-1]
+    if min(counts) < 0:
+        raise typer.BadParameter(
+            f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
+        )
+    return sorted(set(counts))

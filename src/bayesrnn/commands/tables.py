@@ -1,11 +1,24 @@
 """Figures for people, as tables, or for programs, as JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
+
+from bayesrnn.evaluate.reader import Watch
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Bars of progress, on a terminal alone; gone afterwards."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield lambda what, total: partial(bar.advance, bar.add_task(what, total=total))
 
 
 def show(figures: dict[str, Any], title: str, as_json: bool) -> None:

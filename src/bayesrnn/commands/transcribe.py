@@ -7,17 +7,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import track
 
 from bayesrnn.commands.options import (
     AsJson,
-    DecodingOption,
     Device,
     DrawSeed,
     RunFolder,
+    SpeechDecoding,
     recipe_of,
 )
+from bayesrnn.commands.tables import watching
 from bayesrnn.data import SpeechData, read_audio, spectrogram
 from bayesrnn.data.audio import STEP, import_soundfile
 from bayesrnn.errors import UserError
@@ -33,7 +32,7 @@ def transcribe(
     samples: Annotated[
         int, typer.Option(min=0, help="How many draws say how sure it is (0: the mean alone).")
     ] = 0,
-    decoding: DecodingOption = "prefix",
+    decoding: SpeechDecoding = "prefix",
     seed: DrawSeed = 1,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -53,26 +52,27 @@ def transcribe(
         raise UserError(f"{run} is a run on {settings.kind}, which hears nothing")
     import_soundfile()
     vocabulary = load_vocabulary(run)
-    found: list[dict[str, Any]] = []
-    console = Console(stderr=True)
-    for path in track(
-        files, "listening", console=console, transient=True, disable=not console.is_terminal
-    ):
+
+    def listen(path: Path) -> dict[str, Any]:
         try:
             heard = spectrogram(read_audio(path, settings.rate), settings, str(path))
         except UserError as error:
-            found.append({"file": str(path), "error": str(error)})
-            continue
+            return {"file": str(path), "error": str(error)}
         generator = torch.Generator(place).manual_seed(seed)
         x = heard.to(place).float() * STEP
         said = transcribe_features(model, x, decoder(decoding), samples, generator)
-        found.append(
-            {
-                "file": str(path),
-                settings.targets: vocabulary.decode(said.labels),
-                "confidence": [round(value, 4) for value in said.confidence],
-            }
-        )
+        return {
+            "file": str(path),
+            settings.targets: vocabulary.decode(said.labels),
+            "confidence": [round(value, 4) for value in said.confidence],
+        }
+
+    found: list[dict[str, Any]] = []
+    with watching() as watch:
+        advance = watch("listening", len(files))
+        for path in files:
+            found.append(listen(path))
+            advance(1)
     if as_json:
         print(json.dumps({"run": str(run), "decoding": decoding, "files": found}))
     for one in found:

@@ -1,19 +1,20 @@
 """`bayesrnn uncertainty`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.commands.captions import uncertainty_of_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
@@ -21,15 +22,23 @@ from bayesrnn.commands.options import (
     DrawSeed,
     RunFolder,
     check_flags,
+    draw_counts,
     recipe_of,
 )
-from bayesrnn.commands.tables import columns, show, shown
-from bayesrnn.data import SpeechData, StreamLoader, TextData, encode_file, load_text
+from bayesrnn.commands.tables import columns, show, shown, watching
+from bayesrnn.data import (
+    CaptionData,
+    SpeechData,
+    StreamLoader,
+    TextData,
+    Vocabulary,
+    encode_file,
+    load_text,
+)
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import (
     Categorical,
     TextUncertainty,
-    calibration_of_top,
     detect,
     entropy_gap,
     evaluate_labelled,
@@ -40,8 +49,10 @@ from bayesrnn.evaluate import (
     write_tokens,
 )
 from bayesrnn.evaluate.calibration import BINS, calibration
+from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
@@ -79,13 +90,14 @@ def uncertainty(
 ) -> None:
     """What a run's model does not know of a text: entropy, its aleatoric and epistemic parts, and
     calibration; the entropy gap, and whether other texts stand out. Of images and reviews: the
-    means and calibration.
+    means and calibration. Of captions: whether unsure ones are bad ones, and whether a wrong
+    picture or noise makes the model less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
     """
-    counts = _counts(samples)
+    counts = draw_counts(samples)
     if text is not None and split is not None:
         raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
@@ -97,47 +109,114 @@ def uncertainty(
         raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, data)
-    settings = recipe.data
+    settings, part = recipe.data, split or "test"
     if isinstance(settings, SpeechData):
         raise UserError(
             f"{run} is a run on speech; `bayesrnn transcribe RUN FILE --samples 10` says how sure "
             "each label is"
         )
+    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
     if not isinstance(settings, TextData):
         check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
-        task = LabelledTask(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-        _labelled_uncertainty(run, model, task, split or "test", counts, bins, seed, as_json)
+    with watching() as watch:
+        if isinstance(settings, TextData):
+            assert vocabulary is not None
+            texts = _texts(settings, vocabulary, text or part, foreign, gap, seed)
+            loaders = {
+                which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)
+                for which, (name, ids) in texts.items()
+            }
+            found = _text(model, loaders, counts, bins, seed, gap, window or WINDOW, watch)
+            found.figures["unigram_entropy"] = unigram_entropy(texts["text"].ids)
+            if out is not None:
+                write_tokens(out, found.tokens, vocabulary)
+        elif isinstance(settings, CaptionData):
+            captions = CaptionTask(recipe, place, vocabulary)
+            found = _captions(model, captions, part, counts, seed, watch)
+        else:
+            examples = LabelledTask(recipe, place, vocabulary)
+            found = _labelled(run, model, examples, part, counts, bins, seed, watch)
+    _show(run, found, window or WINDOW, as_json)
+
+
+class Found(NamedTuple):
+    """Of one kind of data: some figures, those by the number of draws, and of texts also how other
+    texts are told apart, and every token's figures."""
+
+    what: str
+    unit: str
+    figures: dict[str, Any]
+    by_draws: list[dict[str, Any]]
+    detection: list[dict[str, Any]] | None = None
+    tokens: Sequence[TextUncertainty] = ()
+
+
+def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
+    figures = {"run": str(run), **found.figures}
+    if as_json:
+        more = {} if found.detection is None else {"detection": found.detection}
+        print(json.dumps({**figures, "by_draws": found.by_draws, **more}))
         return
-    vocabulary = load_vocabulary(run)
-    if text is not None:
-        name, ids = str(text), encode_file(text, settings, vocabulary)
-    else:
-        name = split or "test"
-        ids = load_text(settings, vocabulary).ids[name]
-    texts = {"text": ids}
+    show(figures, found.what, False)
+    columns(found.by_draws, f"by the number of draws (0: the mean), nats {found.unit}")
+    if found.detection:
+        keys = ("entropy_auroc", "entropy_aupr", "information_auroc", "information_aupr")
+        heads = ("other text", "draws", *(key.replace("_", "\n") for key in keys))
+        table = Table(*heads, title=f"other texts, told apart by windows of {window}")
+        for case in found.detection:
+            table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
+        Console().print(table)
+
+
+class Named(NamedTuple):
+    """A text, and what it is called."""
+
+    name: str
+    ids: NDArray[np.int32]
+
+
+def _texts(
+    settings: TextData,
+    vocabulary: Vocabulary,
+    source: Path | str,
+    foreign: Path | None,
+    gap: bool,
+    seed: int,
+) -> dict[str, Named]:
+    """The text itself, from a file or a split of the run's data, and those to compare it with."""
+    ids = (
+        encode_file(source, settings, vocabulary)
+        if isinstance(source, Path)
+        else load_text(settings, vocabulary).ids[source]
+    )
+    texts = {"text": Named(str(source), ids)}
     if gap:
-        texts |= {"reversed": reversed_text(ids), "shuffled": shuffled_text(ids, seed)}
+        texts["reversed"] = Named("reversed", reversed_text(ids))
+        texts["shuffled"] = Named("shuffled", shuffled_text(ids, seed))
     if foreign is not None:
-        texts["foreign"] = encode_file(foreign, settings, vocabulary)
-    names = {"text": name, "foreign": str(foreign)}
-    loaders = {
-        which: StreamLoader(each, 1, EVALUATION_TOKENS, device=place, name=names.get(which, which))
-        for which, each in texts.items()
-    }
+        texts["foreign"] = Named(str(foreign), encode_file(foreign, settings, vocabulary))
+    return texts
+
+
+def _text(
+    model: Bayesian,
+    loaders: Mapping[str, StreamLoader],
+    counts: Sequence[int],
+    bins: int,
+    seed: int,
+    gap: bool,
+    window: int,
+    watch: Watch,
+) -> Found:
+    """`uncertainty` of a text, and of others beside it."""
     if gap:
         for loader in loaders.values():  # said now, not after all the reading
-            check_window(loader.targets, window or WINDOW)
+            check_window(loader.targets, window)
     found: dict[str, dict[int, TextUncertainty]] = {}
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        for which, loader in loaders.items():
-            line = bar.add_task(f"reading {which}", total=reading_cost(loader, counts))
-            found[which] = text_uncertainty(
-                model, loader, counts, seed, advance=partial(bar.advance, line)
-            )
+    for which, loader in loaders.items():
+        advance = watch(f"reading {which}", reading_cost(loader, counts))
+        found[which] = text_uncertainty(model, loader, counts, seed, advance=advance)
     here = found.pop("text")
-    if out is not None:
-        write_tokens(out, here.values(), vocabulary)
     by_draws = [
         {
             **each.summary(),
@@ -147,31 +226,24 @@ def uncertainty(
         for count, each in here.items()
     ]
     detections = [
-        {"other": which, **asdict(detect(here[count], other[count], window or WINDOW))}
+        {"other": which, **asdict(detect(here[count], other[count], window))}
         for which, other in found.items()
         for count in here
     ]
-    figures: dict[str, Any] = {
-        "run": str(run),
-        "text": name,
-        "tokens": loaders["text"].targets,
-        "unigram_entropy": unigram_entropy(ids),
-    }
-    if as_json:
-        print(json.dumps({**figures, "by_draws": by_draws, "detection": detections}))
-        return
-    show(figures, "text", False)
-    columns(by_draws, "by the number of draws (0: the mean), nats a token")
-    if detections:
-        keys = ("entropy_auroc", "entropy_aupr", "information_auroc", "information_aupr")
-        heads = ("other text", "draws", *(key.replace("_", "\n") for key in keys))
-        table = Table(*heads, title=f"other texts, told apart by windows of {window or WINDOW}")
-        for case in detections:
-            table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
-        Console().print(table)
+    figures = {"text": loaders["text"].name, "tokens": loaders["text"].targets}
+    return Found("text", "a token", figures, by_draws, detections, list(here.values()))
 
 
-def _labelled_uncertainty(
+def _captions(
+    model: Bayesian, task: CaptionTask, split: str, counts: Sequence[int], seed: int, watch: Watch
+) -> Found:
+    """`uncertainty` of captions."""
+    by_draws = [uncertainty_of_run(model, task, split, count, seed, watch) for count in counts]
+    figures = {"split": split, "pictures": len(task.pictures(split))}
+    return Found("captions", "a word", figures, by_draws)
+
+
+def _labelled(
     run: Path,
     model: Bayesian,
     task: LabelledTask,
@@ -179,8 +251,8 @@ def _labelled_uncertainty(
     counts: Sequence[int],
     bins: int,
     seed: int,
-    as_json: bool,
-) -> None:
+    watch: Watch,
+) -> Found:
     """`uncertainty` of images or reviews: the same draws for every count, as far as they go."""
     if not isinstance(task.output, Categorical):
         raise UserError(f"{run} predicts numbers; this command is for text and for classes")
@@ -189,37 +261,19 @@ def _labelled_uncertainty(
     by_draws: list[dict[str, Any]] = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
-        _, found = evaluate_labelled(model, examples, task.output, count, generator)
+        advance = watch(f"reading {split}", examples.targets * max(count, 1))
+        _, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
         parts = ("total", "aleatoric", "epistemic")
         means = {part: getattr(found, part).double().mean().item() for part in parts}
         scores = asdict(calibration(found.mean.cpu(), targets.cpu(), bins))
         by_draws.append({"samples": count, **means, **scores})
-    figures = {"run": str(run), "split": split, "examples": examples.targets}
-    if as_json:
-        print(json.dumps({**figures, "by_draws": by_draws}))
-        return
-    show(figures, task.unit, False)
-    columns(by_draws, "by the number of draws (0: the mean), nats an example")
-
-
-def _counts(samples: str) -> list[int]:
-    """The numbers of draws that --samples gives."""
-    try:
-        counts = [int(part) for part in samples.split(",")]
-    except ValueError:
-        counts = [-1]
-    if min(counts) < 0:
-        raise typer.BadParameter(
-            f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
-        )
-    return sorted(set(counts))
+    figures = {"split": split, "examples": examples.targets}
+    return Found(task.unit, "an example", figures, by_draws)
 
 
 def _scores(text: TextUncertainty, bins: int) -> dict[str, Any]:
     """What calibration adds to a text's summary."""
-    scores = asdict(
-        calibration_of_top(text.nll, text.brier, text.max_probability, text.correct, bins)
-    )
+    scores = asdict(text.calibration(bins))
     return {key: scores[key] for key in ("brier", "accuracy", "ece", "adaptive_ece", "aurc")}
 
 

@@ -26,7 +26,7 @@ class SpeechData:
     `path` is a folder in the layout of CMU Sphinx (AN4: etc/*_train.fileids, *_train.transcription,
     the same of test, and a dictionary etc/*.dic, with the audio in any folder beside etc) or of
     TIMIT (TRAIN/DR1/SPEAKER/NAME.WAV beside NAME.PHN, and TEST), or a folder that
-    `bayesrnn features` made. Files are wav, flac or whatever else libsndfile reads.
+    `bayesrnn prepare` made. Files are wav, flac or whatever else libsndfile reads.
 
     The targets are "phones" or "words". A word is spoken as the first entry of the dictionary says,
     unless `variants` names another one: "A(2)". Of the speakers of train, `valid` of them, chosen

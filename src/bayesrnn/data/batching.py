@@ -1,6 +1,7 @@
 """Batches; and a long text as parallel streams, cut into pieces whose state is carried on."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,20 +16,24 @@ from bayesrnn.errors import UserError, require
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's data: a cut through all streams of a text, labelled examples, or utterances."""
+    """One step's data: a cut through all streams of a text, or examples, captions, utterances."""
 
     x: Tensor
-    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]. Utterances: [T, B, bands]."""
+    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]. Captions: [1 + T, B], a row of
+    pictures and words. Utterances: [T, B, bands]."""
     y: Tensor
-    """Text: [T, B] the same, one token later. Examples: [B]. Utterances: [B, S] labels."""
+    """Text: [T, B] the same, one token later. Examples: [B]. Captions: [T, B] words. Utterances:
+    [B, S] labels."""
     first: bool
     """The carried state starts from zero here; with examples always, for there is none."""
     targets: int
-    """The numbers in y (but for padding)."""
+    """The numbers in y that are to be predicted."""
     streams: int
     """B."""
     share: float
     """The part of the epoch's targets that is here; sums to 1 over an epoch."""
+    padded: bool = False
+    """Not all of y is to be predicted, so batches of one shape may differ in targets and share."""
 
 
 class Loader(Protocol):
@@ -49,7 +54,61 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-class StreamLoader:
+class Batches(ABC):
+    """What all loaders here share: a position to go on from, within the epoch that `epoch` says.
+
+    A loader says how many batches an epoch has, and how each is made.
+    """
+
+    epoch: int = 0
+    _position: int = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    @abstractmethod
+    def _maker(self) -> Callable[[int], Batch]:
+        """What makes a batch of this epoch, given its number."""
+
+    @property
+    def position(self) -> int:
+        """The next batch. While batch i is in use it is i + 1; after the epoch it is 0 again.
+
+        Set it to a saved value to go on from there; `len(loader)` is the same as 0.
+        """
+        return self._position
+
+    @position.setter
+    def position(self, batch: int) -> None:
+        require((0 <= batch <= len(self), "position", f"must be in 0..{len(self)}, got {batch}"))
+        self._position = batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """From `position` to the end of the epoch."""
+        if self._position == len(self):
+            self._position = 0
+        make = self._maker()
+        while self._position < len(self):
+            here = self._position
+            self._position = here + 1
+            yield make(here)
+        self._position = 0
+
+    def whole(self, advance: Callable[[int], None] | None = None) -> Iterator[Batch]:
+        """The epoch from its first batch, wherever `position` is, which comes back afterwards.
+        `advance` is told the number of targets of every batch once it is done with."""
+        before, self.position = self.position, 0
+        try:
+            for batch in self:
+                yield batch
+                if advance is not None:
+                    advance(batch.targets)
+        finally:
+            self.position = before
+
+
+class StreamLoader(Batches):
     """`streams` contiguous parts of a text, side by side, in cuts of `unroll` steps.
 
     Of N tokens each stream predicts L = (N - 1) // streams, every one exactly once. The last
@@ -94,13 +153,11 @@ class StreamLoader:
         self.streams = streams
         self.unroll = unroll
         self.device = torch.device(device)
-        self.epoch = 0  # a text is read in its order in every epoch
         used = length - length % unroll if drop_last else length
         self.targets = streams * used
         self.left_over = len(ids) - 1 - streams * length
         self.dropped = streams * (length - used)
         self._steps = used
-        self._position = 0
         step = ids.strides[0]
         # Row b is tokens b * length .. (b + 1) * length, so a row's last is the next one's first.
         self._rows = as_strided(ids, (streams, length + 1), (length * step, step), writeable=False)
@@ -113,28 +170,8 @@ class StreamLoader:
         """Cuts in an epoch."""
         return -(-self._steps // self.unroll)
 
-    @property
-    def position(self) -> int:
-        """The next cut. While batch i is in use it is i + 1; after the epoch it is 0 again.
-
-        Set it to a saved value to go on from there; `len(loader)` is the same as 0.
-        """
-        return self._position
-
-    @position.setter
-    def position(self, cut: int) -> None:
-        require((0 <= cut <= len(self), "position", f"must be in 0..{len(self)}, got {cut}"))
-        self._position = cut
-
-    def __iter__(self) -> Iterator[Batch]:
-        """From `position` to the end of the epoch."""
-        if self._position == len(self):
-            self._position = 0
-        while self._position < len(self):
-            cut = self._position
-            self._position = cut + 1
-            yield self._batch(cut)
-        self._position = 0
+    def _maker(self) -> Callable[[int], Batch]:
+        return self._batch  # a text is read in its order in every epoch
 
     def _batch(self, cut: int) -> Batch:
         start = cut * self.unroll

@@ -1,13 +1,14 @@
 """Examples that each have one target, in batches whose order a seed decides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesrnn.data.batching import Batch
+from bayesrnn.data.batching import Batch, Batches
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
 
@@ -33,7 +34,7 @@ class Labelled:
     vocabulary: Vocabulary | None = None
 
 
-class ExampleLoader:
+class ExampleLoader(Batches):
     """Examples, `streams` at a time, each a sequence of its own; all are kept on the device.
 
     With a `seed` every epoch has an order of its own, a function of the seed and `epoch` alone;
@@ -65,37 +66,17 @@ class ExampleLoader:
         self.streams = streams
         self.device = torch.device(device)
         self.seed = seed
-        self.epoch = 0
         self.targets = count - count % streams if drop_last else count
         self.left_over = 0
         self.dropped = count - self.targets
         self.x, self.y = examples.x.to(self.device), examples.y.to(self.device)
-        self._position = 0
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return -(-self.targets // self.streams)
 
-    @property
-    def position(self) -> int:
-        """The next batch, just as `StreamLoader.position`; within the epoch that `epoch` says."""
-        return self._position
-
-    @position.setter
-    def position(self, batch: int) -> None:
-        require((0 <= batch <= len(self), "position", f"must be in 0..{len(self)}, got {batch}"))
-        self._position = batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        """From `position` to the end of the epoch."""
-        if self._position == len(self):
-            self._position = 0
-        order = self._order()
-        while self._position < len(self):
-            start = self._position * self.streams
-            self._position += 1
-            yield self._batch(start, order)
-        self._position = 0
+    def _maker(self) -> Callable[[int], Batch]:
+        return partial(self._batch, self._order())
 
     def _order(self) -> Tensor | None:
         if self.seed is None:
@@ -103,7 +84,8 @@ class ExampleLoader:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.y))
         return torch.from_numpy(order).to(self.device)
 
-    def _batch(self, start: int, order: Tensor | None) -> Batch:
+    def _batch(self, order: Tensor | None, number: int) -> Batch:
+        start = number * self.streams
         stop = min(start + self.streams, self.targets)
         if order is None:
             x, y = self.x[start:stop], self.y[start:stop]

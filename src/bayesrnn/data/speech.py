@@ -60,7 +60,7 @@ def load_speech(settings: SpeechData) -> Speech:
     return Speech(_split(parts, settings), vocabulary, digest.hexdigest())
 
 
-def save_features(settings: SpeechData, path: Path) -> int:
+def prepare_speech(settings: SpeechData, path: Path) -> int:
     """Write a corpus as features into a folder that `load_speech` reads, with no audio library;
     the number of utterances."""
     parts, vocabulary = _read_corpus(Path(settings.path).expanduser(), settings)
@@ -102,7 +102,7 @@ def _read_features(
     if wrong:
         raise UserError(
             f"{folder} holds other features: {'; '.join(wrong)}; change the settings, or make the "
-            "features anew with `bayesrnn features`"
+            "features anew with `bayesrnn prepare`"
         )
     tensors = files[TENSORS]
     features = tensors["features"].split(tensors["frames"].tolist())

@@ -126,8 +126,13 @@ def encode_text(text: str, settings: TextData, vocabulary: Vocabulary) -> list[i
 
 def encode_file(path: Path, settings: TextData, vocabulary: Vocabulary) -> NDArray[np.int32]:
     """The ids of any one text file, cut into tokens as `settings` says, whatever its own path."""
-    pieces = _read_tokens([path], settings, lambda _: None)
-    return np.array([i for piece in pieces for i in vocabulary.encode(piece)], ID)
+    return np.array(vocabulary.encode(file_tokens(path, settings)), ID)
+
+
+def file_tokens(path: Path, settings: TextData) -> Iterator[str]:
+    """The tokens of any one text file, known or not, cut as `settings` says."""
+    for piece in _read_tokens([path], settings, lambda _: None):
+        yield from piece
 
 
 def decode_text(ids: Iterable[int], settings: TextData, vocabulary: Vocabulary) -> str:

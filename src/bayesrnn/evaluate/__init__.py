@@ -10,6 +10,9 @@ from bayesrnn.evaluate.calibration import (
     reliability,
     risk_coverage,
 )
+from bayesrnn.evaluate.captioned import CaptionFile, caption_pictures
+from bayesrnn.evaluate.captions import CaptionEvaluation, caption_uncertainty, evaluate_captions
+from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
 from bayesrnn.evaluate.dynamic import (
     DynamicEvaluation,
     RateSearch,
@@ -49,7 +52,11 @@ from bayesrnn.evaluate.uncertainty import (
 
 __all__ = [
     "Calibration",
+    "Caption",
+    "CaptionEvaluation",
+    "CaptionFile",
     "Categorical",
+    "Decoding",
     "Detection",
     "DynamicEvaluation",
     "EntropyGap",
@@ -66,10 +73,14 @@ __all__ = [
     "aupr",
     "auroc",
     "calibration_of_top",
+    "caption_pictures",
+    "caption_uncertainty",
     "classwise_error",
+    "decode_captions",
     "detect",
     "dynamic_evaluate",
     "entropy_gap",
+    "evaluate_captions",
     "evaluate_labelled",
     "evaluate_speech",
     "evaluate_text",

@@ -27,7 +27,7 @@ BEAM = 20
 LogProbs = NDArray[np.float64]
 Labelling = list[int]
 Decoder = Callable[[LogProbs], Labelling]
-Decoding = Literal["greedy", "prefix", "beam"]
+Search = Literal["greedy", "prefix", "beam"]
 
 
 def ctc_nll(log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def ctc_nll(log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
     return F.ctc_loss(log_p, y.clamp_min(0), lengths, counts, BLANK, reduction="none")
 
 
-def decoder(which: Decoding) -> Decoder:
+def decoder(which: Search) -> Decoder:
     return {"greedy": greedy, "prefix": prefix_search, "beam": beam_search}[which]
 
 

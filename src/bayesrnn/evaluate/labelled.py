@@ -100,14 +100,6 @@ def _outputs(
     model: Bayesian, loader: ExampleLoader, advance: Callable[[int], None] | None
 ) -> tuple[Tensor, Tensor]:
     """The raw output for all examples under the weights in force, and their targets."""
-    found: list[tuple[Tensor, Tensor]] = []
-    before, loader.position = loader.position, 0
-    try:
-        for batch in loader:
-            found.append((model(batch.x), batch.y))
-            if advance is not None:
-                advance(batch.targets)
-    finally:
-        loader.position = before
+    found = [(model(batch.x), batch.y) for batch in loader.whole(advance)]
     raw, targets = zip(*found, strict=True)
     return torch.cat(raw), torch.cat(targets)

@@ -103,16 +103,12 @@ def read_through(
     """What `cut` finds of each cut in turn, from the loader's first; overwritten by the next."""
     run = Replay(cut, loader.device)
     carried: Sequence[Tensor] = ()
-    before, loader.position = loader.position, 0
-    try:
-        for batch in loader:
-            call = run if carried else run.as_it_is
-            losses, *carried = call(batch.x, batch.y, *carried)
-            if advance is not None:
-                advance(batch.targets)
-            yield losses
-    finally:
-        loader.position = before
+    for batch in loader.whole():
+        call = run if carried else run.as_it_is
+        losses, *carried = call(batch.x, batch.y, *carried)
+        if advance is not None:  # before anyone looks at the losses, and perhaps stops
+            advance(batch.targets)
+        yield losses
 
 
 def _cut(model: nn.Module) -> Cut:

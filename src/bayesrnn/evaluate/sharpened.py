@@ -4,9 +4,12 @@ Each cut is looked at before it is scored, and pays for the look with its exact 
 upper bound on -E log of the integral of p(x | theta) N(theta | phi, sigma0^2), not on the loss of
 the network at its mean. What a look is worth depends on how much is looked at, so the shape
 (streams and steps of a cut) belongs to the number; it should be that of training.
+
+With a rate it is dynamic: once a cut is scored, the mean of q(phi) learns from it, as in
+`dynamic.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +19,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError
+from bayesrnn.evaluate.dynamic import Learner
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
 
@@ -23,12 +27,14 @@ from bayesrnn.models.language import State, detach
 @dataclass(frozen=True)
 class Bound:
     """In nats a token: `nll` under the sharpened weights, `kl` of the looks, their sum `bound`, and
-    its exponential; over `tokens` predictions in cuts of `streams` by `unroll`."""
+    its exponential; over `tokens` predictions in cuts of `streams` by `unroll`, after each of which
+    the mean moved by `rate` (0: it stayed)."""
 
     tokens: int
     streams: int
     unroll: int
     around: str
+    rate: float
     nll: float
     kl: float
     bound: float
@@ -41,24 +47,29 @@ def evaluate_sharpened(
     around: Literal["mean", "draw"] = "mean",
     generator: torch.Generator | None = None,
     advance: Callable[[int], None] | None = None,
+    rate: float = 0.0,
 ) -> Bound:
     """Score every target of the loader once, each cut by weights that have looked at it.
 
     phi is the mean of q(phi), or drawn from it anew for every cut; dropout masks, if there are any,
-    are drawn in both. `advance` is told the number of
-    targets after every cut.
+    are drawn in both. `advance` is told the number of targets after every cut. With a `rate` above
+    0 the mean of a copy learns from each cut once that is scored and paid for: still a bound, since
+    what a cut is scored with depends on earlier cuts and on its own look alone.
     """
     if not any(block.posterior.looks_at_data for block in model.each_block()):
         raise UserError(
             "the model is not sharpened, so there is no bound to compute; train one with "
             'posterior.kind = "sharpened", or evaluate it as it is'
         )
+    learner = Learner(model, rate) if rate > 0 else None
+    model = model if learner is None else learner.model
+    carried: Sequence[Tensor] = ()  # the state of the mean, which learns
     nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
     state: State | None = None
     before, loader.position = loader.position, 0
     try:
-        with evaluating(model), model.weights("sample"):
-            for batch in loader:
+        for batch in loader:
+            with evaluating(model), model.weights("sample"):
 
                 def mean_loss() -> Tensor:
                     logits, _ = model(batch.x, state)  # noqa: B023 - used at once
@@ -71,8 +82,11 @@ def evaluate_sharpened(
                 assert paid is not None
                 kl += paid
                 state = detach(after)
-                if advance is not None:
-                    advance(batch.targets)
+            if learner is not None:
+                with torch.enable_grad():
+                    _, *carried = learner(batch.x, batch.y, *carried)
+            if advance is not None:
+                advance(batch.targets)
     finally:
         loader.position = before
     tokens = loader.targets
@@ -82,6 +96,7 @@ def evaluate_sharpened(
         loader.streams,
         loader.unroll,
         around,
+        rate,
         nll.item() / tokens,
         kl.item() / tokens,
         bound,

@@ -1,7 +1,7 @@
 """Scores of utterances: the loss, and the error rate of what is read off; transcriptions."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from bayesrnn.evaluate.ctc import (
     greedy,
 )
 from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.evaluate.reader import Advance
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def evaluate_speech(
     decode: Decoder = greedy,
     samples: int = 0,
     generator: torch.Generator | None = None,
-    advance: Callable[[int], None] | None = None,
+    advance: Advance | None = None,
 ) -> SpeechEvaluation:
     """Score every utterance once; `samples` = 0 uses the posterior mean.
 
@@ -99,21 +100,13 @@ class _Outputs(NamedTuple):
             yield log_p[:length, b], [label for label in y if label >= 0]
 
 
-def _read(
-    model: Bayesian, loader: UtteranceLoader, advance: Callable[[int], None] | None
-) -> list[_Outputs]:
+def _read(model: Bayesian, loader: UtteranceLoader, advance: Advance | None) -> list[_Outputs]:
     """The outputs for all batches under the weights in force."""
     found = []
-    before, loader.position = loader.position, 0
-    try:
-        for batch in loader:
-            log_p, lengths = model(batch.x)
-            log_sum = -ctc_nll(log_p, lengths, batch.y).double()
-            found.append(_Outputs(log_p, lengths, batch.y, log_sum))
-            if advance is not None:
-                advance(batch.targets)
-    finally:
-        loader.position = before
+    for batch in loader.whole(advance):
+        log_p, lengths = model(batch.x)
+        log_sum = -ctc_nll(log_p, lengths, batch.y).double()
+        found.append(_Outputs(log_p, lengths, batch.y, log_sum))
     return found
 
 

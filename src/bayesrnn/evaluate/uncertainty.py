@@ -2,16 +2,14 @@
 
 Every draw reads the whole text with its own weights and its own carried state. All draws advance
 together, cut by cut, so that only one cut's probabilities are ever in memory: those of one draw,
-and the sum over the draws so far. Of each draw a seed, the state and the dropout masks are kept;
-its weights' noise is drawn again from the seed in every cut. That costs one pass over the weights
-a cut of some hundred tokens, where keeping it would cost as much memory as all drawn networks.
+and the sum over the draws so far.
 """
 
 import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,10 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
+from bayesrnn.evaluate.reader import Reader, draw_seeds
 from bayesrnn.files import write_atomic
-from bayesrnn.models.dropout import Mask
-from bayesrnn.models.language import as_state, as_tensors
 
 WINDOW = 50
 """Tokens a window, where nothing else is said."""
@@ -71,7 +69,7 @@ class TextUncertainty:
 
     @property
     def max_probability(self) -> Tensor:
-        return self.top_probabilities[:, 0]
+        return self.top_probabilities[:, 0].contiguous()
 
     @property
     def correct(self) -> Tensor:
@@ -83,6 +81,10 @@ class TextUncertainty:
         nll = self.nll.mean().item()
         means = {name: getattr(self, name).mean().item() for name in COLUMNS[2:]}
         return {"samples": self.samples, "nll": nll, "perplexity": perplexity_of(nll), **means}
+
+    def calibration(self, bins: int = BINS) -> Calibration:
+        """Of the most probable token."""
+        return calibration_of_top(self.nll, self.brier, self.max_probability, self.correct, bins)
 
 
 def text_uncertainty(
@@ -108,15 +110,15 @@ def text_uncertainty(
         (top >= 1, "top", f"must be at least 1, got {top}"),
     )
     wanted = sorted(set(samples))
-    mean = [_Reader(model, None, loader.device)] if 0 in wanted else []
-    draws = [_Reader(model, s, loader.device) for s in _seeds(seed, wanted[-1])]
+    mean = [Reader(model, None, loader.device)] if 0 in wanted else []
+    draws = [Reader(model, s, loader.device) for s in draw_seeds(seed, wanted[-1])]
     found: dict[int, list[dict[str, Tensor]]] = {count: [] for count in wanted}
     before, loader.position = loader.position, 0
     try:
         with evaluating(model):
             for batch in loader:
                 for readers in (mean, draws):
-                    sums = _Sums(batch.y)
+                    sums = Sums(batch.y)
                     for count, reader in enumerate(readers, start=1):
                         sums.add(reader.read(batch.x))
                         if advance is not None:
@@ -159,42 +161,8 @@ def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocab
     write_atomic(path, table.getvalue().encode())
 
 
-class _Reader:
-    """One draw (without a seed: the mean) that reads a text cut by cut."""
-
-    def __init__(self, model: Bayesian, seed: int | None, device: torch.device) -> None:
-        self._model, self._seed = model, seed
-        self._carried: tuple[Tensor, ...] = ()
-        self._generator = torch.Generator(device)
-        self._after: Tensor | None = None  # the generator's state after the last cut
-        self._masks = [part for part in model.modules() if isinstance(part, Mask)]
-        self._held: list[dict[tuple[int, ...], Tensor]] = []
-
-    def read(self, x: Tensor) -> Tensor:
-        """The logits [T, B, V] of the next cut."""
-        if self._seed is None:
-            with self._model.weights("mean"):
-                return self._run(x)
-        with self._model.weights("sample"):
-            self._generator.manual_seed(self._seed)
-            self._model.resample(generator=self._generator)
-            if self._after is not None:  # masks go on from where they were, and do not start over
-                self._generator.set_state(self._after)
-                for mask, held in zip(self._masks, self._held, strict=True):
-                    mask.held = held
-            logits = self._run(x)
-            self._after = self._generator.get_state()
-            self._held = [mask.held for mask in self._masks]
-        return logits
-
-    def _run(self, x: Tensor) -> Tensor:
-        logits, state = self._model(x, as_state(self._carried))
-        self._carried = as_tensors(state)
-        return logits
-
-
-class _Sums:
-    """Over the draws so far, of one cut."""
+class Sums:
+    """Over the draws so far, of one cut with the targets y [T, B]."""
 
     def __init__(self, y: Tensor) -> None:
         self._y = y
@@ -251,13 +219,6 @@ def _joined(cuts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Cuts [T, B] to [N], stream after stream: the order of the text."""
     whole = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]}
     return {name: figure.transpose(0, 1).flatten(0, 1) for name, figure in whole.items()}
-
-
-def _seeds(seed: int, count: int) -> Iterator[int]:
-    """One a draw; the first ones are the same for every count."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        yield int(torch.randint(2**62, (), generator=generator).item())
 
 
 # --- texts that are unlike the one trained on ----------------------------------------------------
@@ -375,12 +336,19 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
     0.875
     """
-    both = torch.cat([inside, outside])
-    _, place, sizes = both.unique(return_inverse=True, return_counts=True)
-    ranks = (sizes.cumsum(0) - (sizes - 1) / 2).double()[place]  # ties share their mean rank
     m, n = len(inside), len(outside)
-    above = ranks[m:].sum().item() - n * (n + 1) / 2
+    above = ranks(torch.cat([inside, outside]))[m:].sum().item() - n * (n + 1) / 2
     return above / (m * n)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """From 1 on; ties share their mean rank.
+
+    >>> ranks(torch.tensor([0.5, 0.1, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, place, sizes = values.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2).double()[place]
 
 
 def aupr(inside: Tensor, outside: Tensor) -> float:

@@ -1,11 +1,14 @@
 """Plain modules; nothing here knows of distributions over weights."""
 
+from bayesrnn.models.captioner import Captioner, CaptionerSettings
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
 from bayesrnn.models.speech import SpeechSettings, build_speech_network
 
 __all__ = [
+    "Captioner",
+    "CaptionerSettings",
     "DropoutSettings",
     "LanguageModel",
     "LanguageSettings",

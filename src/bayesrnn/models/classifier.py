@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
-from bayesrnn.models.dropout import DropoutSettings, Mask
-from bayesrnn.models.language import CELLS, Cell, build_layers, start_weights
+from bayesrnn.models.dropout import DropoutSettings, Mask, masked
+from bayesrnn.models.language import CELLS, Cell, build_layers, open_forget_gates, start_weights
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,10 @@ class Mlp(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _masked(x, self.pixels)
+        x = masked(x, self.pixels)
         for layer, mask in zip(self.hidden, self.units, strict=True):
-            x = _masked(layer(x).relu(), mask)
+            x = masked(layer(x).relu(), mask)
         return self.decoder(x)
-
-
-def _masked(x: Tensor, mask: nn.Module) -> Tensor:
-    z = mask(x.shape, like=x)
-    return x if z is None else x * z
 
 
 @dataclass(frozen=True)
@@ -126,9 +121,7 @@ class ReviewModel(nn.Module):
         self.decoder = nn.Linear(hidden, classes or 1)
         start_weights(self, chosen.init)
         if chosen.cell == "lstm":
-            for layer in range(chosen.layers):
-                bias = getattr(self.rnn, f"bias_ih_l{layer}")
-                nn.init.ones_(bias[hidden : 2 * hidden])
+            open_forget_gates(self.rnn, chosen.layers, hidden)
         if not classes:
             nn.init.constant_(self.decoder.bias, 0.5)
             self.noise = nn.Parameter(torch.tensor([math.log(math.expm1(chosen.noise))]))

@@ -166,6 +166,12 @@ class Mask(nn.Module):
         return mask.bernoulli_(keep, generator=self._generator).div_(keep)
 
 
+def masked(x: Tensor, mask: nn.Module) -> Tensor:
+    """x times a mask of its shape, where there is one now."""
+    z = mask(x.shape, like=x)
+    return x if z is None else x * z
+
+
 class MaskedEmbedding(nn.Embedding):
     """Token ids [T, B] to vectors, with word types dropped: "the dog and the cat" may become
     "- dog and - cat", never "- dog and the cat" (Gal: "word types rather than word tokens").

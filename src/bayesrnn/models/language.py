@@ -129,6 +129,13 @@ def start_weights(module: nn.Module, init: float) -> None:
             parameter.uniform_(-init, init)
 
 
+@torch.no_grad()
+def open_forget_gates(rnn: nn.Module, layers: int, hidden: int) -> None:
+    """The biases of an LSTM's forget gates at 1: it remembers from the start."""
+    for layer in range(layers):
+        getattr(rnn, f"bias_ih_l{layer}")[hidden : 2 * hidden].fill_(1.0)
+
+
 def detach(state: State) -> State:
     """The state with its history cut off: truncated backpropagation starts here.
 

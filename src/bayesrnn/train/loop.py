@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.batching import Batch
+from bayesrnn.data import Batch, CaptionData
 from bayesrnn.description import describe
 from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Recipe
+from bayesrnn.recipe import Data, Recipe
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save
+from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
     Checkpoint,
     pack_optimizer,
@@ -51,8 +52,7 @@ def train(
     `start` is a model to begin with instead of a new one; it is the one that is trained.
     """
     run = Run(Path(out))
-    place = str(Path(recipe.data.path).resolve())  # a run can be evaluated from any folder
-    recipe = replace(recipe, data=replace(recipe.data, path=place))
+    recipe = replace(recipe, data=located(recipe.data))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
@@ -139,6 +139,8 @@ class Trainer:
         self.total = self.settings.epochs * len(task.batches)
         if self.settings.max_steps:
             self.total = min(self.total, self.settings.max_steps)
+        after = self.settings.average_after * len(task.batches)
+        self.average = Average(model, after or None)
         self.stopped_by: int | None = None
         warnings: list[str] = []
         checkpoint = read_newest_checkpoint(run.checkpoints, warnings.append)
@@ -166,6 +168,8 @@ class Trainer:
                 self.save()
             if self.best is not None:
                 self.model.load_state_dict(self.best)
+            else:
+                self.average.put()  # the checkpoint has the weights to go on from
             save(self.model, self.run.model)  # even so: the last process may not have come to it
         finished = self._done()
         if not finished:
@@ -224,6 +228,7 @@ class Trainer:
     def _tick(self, batch: Batch) -> None:
         """Count the step; every so often write a line of figures."""
         self.step += 1
+        self.average.note(self.step)
         now = time.monotonic()
         self.window.seconds += now - self._clock
         self.seconds += now - self._clock
@@ -250,6 +255,8 @@ class Trainer:
         self._look()
         sums = self.objective.epoch
         train = self.task.figures(sums.nats.error / sums.targets)
+        with self.average.in_place():
+            valid = self.task.validate(self.model)
         line = {
             "kind": "epoch",
             "step": self.step,
@@ -258,7 +265,8 @@ class Trainer:
             **{f"train_{name}": value for name, value in train.items()},
             "kl": sums.penalty,
             **self._description(),
-            **self.task.validate(self.model),
+            **valid,
+            **({"averaged": self.average.count} if self.average.count else {}),
             "seconds": round(self.seconds, 2),
         }
         self.epoch += 1
@@ -270,9 +278,15 @@ class Trainer:
             f"epoch {line['epoch']}: train {name} {value:.4g}, {watched.replace('_', ' ')} "
             f"{line[watched]:.4g}, kl {sums.penalty:,.0f} nats, lr {lr:.4g}, {self.seconds:.0f} s"
         )
+        self._note_progress(line)
 
+    def _note_progress(self, line: dict[str, Any]) -> None:
+        """Keep the model of an epoch that is the best so far, as it was validated; say when there
+        was no progress for too long."""
+        watched = self.task.watched
         if self.progress.note(line, watched, self.task.progress) and self.settings.keep == "best":
-            self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+            with self.average.in_place():
+                self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
         if self._done() and self.step < self.total:
             self.reporter.say(
                 f"no progress for {self.settings.patience} epochs; the best by "
@@ -352,6 +366,7 @@ class Trainer:
             "seconds": self.seconds,
             "optimizer": optimizer_facts,
             "progress": self.progress.state_dict(),
+            "averaged": self.average.count,
             "metrics_bytes": self.metrics.sync(),
         }
         tensors = {
@@ -361,6 +376,8 @@ class Trainer:
         }
         if self.best is not None:
             tensors["best.safetensors"] = self.best
+        if self.average.count:
+            tensors["average.safetensors"] = self.average.means
         return Checkpoint(tensors, facts)
 
     def _restore(self, checkpoint: Checkpoint) -> int:
@@ -374,6 +391,7 @@ class Trainer:
         device = self.task.batches.device
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
+        self.average.load(tensors.get("average.safetensors", {}), facts.get("averaged", 0))
         carried = tensors["carried.safetensors"]
         torch.set_rng_state(carried["rng.cpu"])
         if "rng.cuda" in carried and device.type == "cuda":
@@ -400,6 +418,13 @@ class Trainer:
             f"{self.total} steps, {batches.targets:,} targets an epoch "
             f"({batches.left_over} left over, {batches.dropped} dropped)"
         )
+
+
+def located(data: Data) -> Data:
+    """With whole paths: a run can be evaluated from any folder."""
+    if isinstance(data, CaptionData) and data.features:
+        data = replace(data, features=str(Path(data.features).resolve()))
+    return replace(data, path=str(Path(data.path).resolve()))
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

@@ -34,10 +34,12 @@ class TrainSettings:
     """How a model is trained.
 
     A step reads `unroll` tokens of each of `streams` streams, with the state carried on; of images
-    and reviews it reads `streams`, in an order of its own in every epoch. `lr`
-    stays for `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the
-    norm of all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer`
-    is a class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit.
+    and reviews it reads `streams`, in an order of its own in every epoch. `lr` stays for
+    `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the norm of
+    all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
+    class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit. After
+    `average_after` epochs (0: never) all that is learnt is averaged over the steps, and the average
+    is what is validated and saved as the model.
     `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
     it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
@@ -58,6 +60,7 @@ class TrainSettings:
     decay: float = 1.0
     decay_after: int = 0
     clip: float = 5.0
+    average_after: int = 0
     draws: int = 1
     valid_streams: int = 1
     keep: Literal["last", "best"] = "last"
@@ -94,6 +97,7 @@ class TrainSettings:
             at_least("streams", 1),
             at_least("unroll", 1),
             at_least("decay_after", 0),
+            at_least("average_after", 0),
             at_least("draws", 1),
             at_least("valid_streams", 1),
             at_least("patience", 0),

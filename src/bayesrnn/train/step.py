@@ -179,7 +179,8 @@ class Step:
         if not self._tried:
             after = self._first(self._replay, batch, state)
         else:
-            after = self._replay(batch.x, batch.y, *(as_tensors(state) or self._zeros))
+            carried = as_tensors(state) or self._zeros
+            after = self._replay(batch.x, batch.y, *self._share(batch), *carried)
         if self._replay is not None and self._replay.recorded and not seen:
             self._say("recorded a step; from here on it is replayed as one graph")
         if self._replay is not None and self._replay.refused and not known:
@@ -195,7 +196,7 @@ class Step:
         sums, figures = self.objective.state_dict(), self.update.figures.clone()
         random = generator_of(batch.x.device).get_state()
         try:
-            after = replay.as_it_is(batch.x, batch.y, *as_tensors(state))
+            after = replay.as_it_is(batch.x, batch.y, *self._share(batch), *as_tensors(state))
             self._zeros = tuple(torch.zeros_like(s) for s in after)
             return after
         except Exception as error:  # whatever it is: if it is the user's, it will come again
@@ -210,11 +211,21 @@ class Step:
         generator_of(batch.x.device).set_state(random)
         return as_tensors(self.run(batch, state))
 
-    def _function(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        return as_tensors(self.run(replace(self._batch, x=x, y=y), as_state(carried)))
+    def _share(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Where batches of one shape may differ in targets, their share of the KL is an input that
+        every replay reads anew; elsewhere it is part of the recording. Made without waiting."""
+        if not batch.padded:
+            return ()
+        return (torch.full((), batch.targets / self.objective.targets, device=batch.x.device),)
 
-    def run(self, batch: Batch, state: State | None) -> State | None:
-        """The step itself."""
+    def _function(self, x: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """What is recorded: a step as a function of tensors alone."""
+        batch = replace(self._batch, x=x, y=y)
+        share, carried = (others[0], others[1:]) if batch.padded else (None, others)
+        return as_tensors(self.run(batch, as_state(carried), share))
+
+    def run(self, batch: Batch, state: State | None, share: Tensor | None = None) -> State | None:
+        """The step itself; `share` is the batch's share of the KL, as a tensor."""
         fast = self._replay is not None
         tuned = self.model.tuned(self.dtype, fast, self._stream)
         for group in self.update.optimizer.param_groups:
@@ -230,7 +241,7 @@ class Step:
                 self.model.resample(nll=mean_loss)
                 known = self._early_kl()
                 losses, after = self.nll(self.model, batch, state)
-                loss = self.objective.loss(self.model, losses, batch, self.draws, known)
+                loss = self.objective.loss(self.model, losses, batch, self.draws, known, share)
                 loss.backward()
                 self.model.join()
                 total = total + loss.error.detach() / self.draws

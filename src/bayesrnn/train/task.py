@@ -1,6 +1,7 @@
 """What is learnt: a task gives the batches, the loss of one, and the validation figure."""
 
 import math
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import (
     Batch,
+    CaptionData,
     Corpus,
     ExampleLoader,
     ImageData,
@@ -29,7 +31,8 @@ from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
 from bayesrnn.models import MlpSettings
 from bayesrnn.models.language import State, detach
-from bayesrnn.recipe import Recipe
+from bayesrnn.recipe import Data, Recipe
+from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.speech import SpeechTask
 
 EVALUATION_TOKENS = 512
@@ -80,13 +83,9 @@ class Task(Protocol):
 
 def build_task(
     recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
-) -> "LanguageTask | LabelledTask | SpeechTask":
+) -> "LanguageTask | LabelledTask | CaptionTask | SpeechTask":
     """The recipe's task; a `vocabulary` given is used instead of building one."""
-    if isinstance(recipe.data, TextData):
-        return LanguageTask(recipe, device, vocabulary)
-    if isinstance(recipe.data, SpeechData):
-        return SpeechTask(recipe, device, vocabulary)
-    return LabelledTask(recipe, device, vocabulary)
+    return TASKS[type(recipe.data)](recipe, device, vocabulary)
 
 
 class LanguageTask:
@@ -216,3 +215,12 @@ def language_nll(model: Bayesian, batch: Batch, state: State | None) -> tuple[Te
     """Each stream's summed loss, and the state to carry on (cut off from its history)."""
     logits, state = model(batch.x, state)
     return token_losses(logits, batch.y).sum(dim=0), detach(state)
+
+
+TASKS: Mapping[type[Data], type[LanguageTask | LabelledTask | CaptionTask | SpeechTask]] = {
+    TextData: LanguageTask,
+    ImageData: LabelledTask,
+    ReviewData: LabelledTask,
+    CaptionData: CaptionTask,
+    SpeechData: SpeechTask,
+}

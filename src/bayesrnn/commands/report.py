@@ -1,0 +1,103 @@
+"""`bayesrnn report`."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from bayesrnn.commands.options import AsJson, Data, Device, DrawSeed, draw_counts
+from bayesrnn.commands.tables import show
+from bayesrnn.data import TextData
+from bayesrnn.errors import UserError
+from bayesrnn.recipe import read_recipe
+from bayesrnn.report.figures import require_plotly
+from bayesrnn.report.findings import Choices, examine, names_of
+from bayesrnn.report.page import write_page
+from bayesrnn.train.loop import choose_device
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, side by side.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write, FILE.html.")],
+    samples: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Numbers of draws; 0 is the posterior mean.")
+    ] = "0,1,2,5,10",
+    split: Annotated[
+        Literal["train", "valid", "test"], typer.Option(help="Which part of the data.")
+    ] = "test",
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Read so many tokens of a text; 0 is all of it.")
+    ] = Choices.tokens,
+    text: Annotated[
+        Path | None, typer.Option(help="Shade this text file, not the run's own text.")
+    ] = None,
+    seed: DrawSeed = 1,
+    data: Data = "",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """One page about runs, to open in a browser: learning, uncertainty, calibration, pruning, and a
+    text shaded word by word. It needs no network.
+
+    bayesrnn report runs/book --out page.html
+
+    bayesrnn report runs/plain runs/bayes --text letter.txt --out page.html
+    """
+    started = time.monotonic()
+    if out.suffix not in (".html", ".htm"):
+        raise typer.BadParameter(f"--out must end in .html, got {str(out)!r}")
+    if not out.parent.is_dir():
+        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    require_plotly()
+    choices = Choices(
+        tuple(draw_counts(samples)),
+        split,
+        tokens,
+        text,
+        data,
+        seed,
+        choose_device(device, "--device"),
+    )
+    _check(runs, text)
+    console = Console(stderr=True)
+    found = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def watch(name: str) -> Callable[[str, int], Callable[[int], None]]:
+            def begin(what: str, total: int) -> Callable[[int], None]:
+                line = bar.add_task(f"{name}: {what}", total=total)
+                return lambda done: bar.advance(line, done)
+
+            return begin
+
+        for run, name in zip(runs, names_of(runs), strict=True):
+            found.append(examine(run, name, choices, watch(name)))
+    size = write_page(found, choices, out)
+    figures: dict[str, Any] = {
+        "page": str(out),
+        "megabytes": round(size / 1e6, 2),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    if as_json:
+        figures["runs"] = [
+            {"run": str(run.path), "split": split, "read": run.read, "by_draws": run.by_draws}
+            for run in found
+        ]
+    show(figures, "report", as_json)
+
+
+def _check(runs: list[Path], text: Path | None) -> None:
+    """Say what is wrong with a folder before anything is measured."""
+    for run in runs:
+        if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
+            why = "there is no such folder" if not run.exists() else "it has no finished model"
+            raise UserError(f"{run} is no run to report on: {why}; train one with --out")
+    kinds = [read_recipe(run / "recipe.toml").data for run in runs]
+    if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
+        raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")

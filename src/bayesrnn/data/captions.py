@@ -1,0 +1,232 @@
+"""Pictures and what people said of them: the JSON layouts of COCO and of Flickr8k."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from bayesrnn.data.features import SUFFIXES, read_features
+from bayesrnn.data.penn import penn_words
+from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
+from bayesrnn.errors import UserError, require
+from bayesrnn.files import read_chunks
+
+SPLITS = ("train", "valid", "test")
+_CALLED = {"train": "train", "val": "valid", "valid": "valid", "test": "test", "restval": "train"}
+
+
+@dataclass(frozen=True)
+class CaptionData:
+    """The `[data]` table of a recipe for captions.
+
+    `path` is a JSON file of captions, or a folder with COCO's captions_train*.json,
+    captions_val*.json and perhaps captions_test*.json; `features` is the file with the pictures'
+    vectors (not given: the one such file beside the captions). Where a file does not say which
+    picture is for what, all are shuffled by `split_seed` and cut into `split`. The vocabulary is
+    that of the training captions; `max_vocabulary` 0 means no limit. Captions are padded to one of
+    `lengths` lengths, chosen so that little is padded.
+    """
+
+    path: str
+    features: str = ""
+    min_count: int = 5
+    max_vocabulary: int = 0
+    lengths: int = 6
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_seed: int = 1
+    kind: ClassVar[str] = "captions"
+
+    def __post_init__(self) -> None:
+        require(
+            (self.path != "", "path", "must name a file or folder of captions, got ''"),
+            (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
+            (
+                self.max_vocabulary == 0 or self.max_vocabulary >= 3,
+                "max_vocabulary",
+                f"must be 0 (no limit) or at least 3, got {self.max_vocabulary}",
+            ),
+            (self.lengths >= 1, "lengths", f"must be at least 1, got {self.lengths}"),
+            (
+                min(self.split) > 0 and math.isclose(sum(self.split), 1, abs_tol=1e-6),
+                "split",
+                f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
+            ),
+            (self.split_seed >= 0, "split_seed", f"must be 0 or above, got {self.split_seed}"),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The pictures of one split: file names, rows of their vectors, and each one's captions."""
+
+    names: Sequence[str]
+    rows: Sequence[int]
+    captions: Sequence[Sequence[str]]
+    """Of each picture: words in a string, with blanks between."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def encoded(self, vocabulary: Vocabulary) -> tuple[list[int], list[list[int]]]:
+        """All captions, as (which picture, ids with the end mark)."""
+        end = vocabulary.index[END]
+        of = [i for i, captions in enumerate(self.captions) for _ in captions]
+        ids = [[*vocabulary.encode(c.split()), end] for captions in self.captions for c in captions]
+        return of, ids
+
+
+@dataclass(frozen=True, eq=False)
+class Captions:
+    """Pictures by split, all their vectors [N, numbers], and the vocabulary of their captions;
+    `digest` is that of the files' contents."""
+
+    splits: Mapping[str, Pictures]
+    vectors: Tensor
+    vocabulary: Vocabulary
+    digest: str
+
+
+class Picture(NamedTuple):
+    """As a file has it; the split may not be said."""
+
+    name: str
+    split: str | None
+    captions: list[str]
+
+
+def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -> Captions:
+    """Captions with their pictures' features.
+
+    A `vocabulary` given (that of a finished run, say) is used instead of building one.
+    """
+    digest = hashlib.sha256()
+    pictures = read_captions(Path(settings.path).expanduser(), digest)
+    features_path = find_features(settings)
+    digest.update(hashlib.sha256(b"".join(read_chunks(features_path))).digest())
+    features = read_features(features_path)
+    parts = _split(pictures, settings)
+    if not parts.get("train"):
+        raise UserError(f"{settings.path} has no pictures to train on; give some the split 'train'")
+    splits = {
+        name: Pictures(
+            [p.name for p in part],
+            features.rows([p.name for p in part], f"{settings.path}, {name},"),
+            [p.captions for p in part],
+        )
+        for name, part in parts.items()
+        if part
+    }
+    if vocabulary is None:
+        said = [c.split() for picture in splits["train"].captions for c in picture]
+        counts = Counter(word for words in said for word in words)
+        counts[END] = len(said)
+        vocabulary = Vocabulary.build(counts, settings.max_vocabulary or None, settings.min_count)
+    if END not in vocabulary.index or UNKNOWN not in vocabulary.index:
+        raise UserError(f"the vocabulary has no {END}, so it is not one of captions")
+    return Captions(splits, features.vectors, vocabulary, digest.hexdigest())
+
+
+def find_features(settings: CaptionData) -> Path:
+    """The file of features: the one named, or the only one beside the captions."""
+    if settings.features:
+        return Path(settings.features).expanduser()
+    path = Path(settings.path).expanduser()
+    folder = path if path.is_dir() else path.parent
+    found = sorted(file for file in folder.glob("*") if file.suffix in SUFFIXES)
+    if len(found) != 1:
+        raise UserError(
+            f"{folder} holds {len(found)} files of features ({', '.join(SUFFIXES)}); name the one "
+            "to use as data.features=FILE"
+        )
+    return found[0]
+
+
+def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Picture]:
+    """The pictures of a file, or of a folder of COCO's files; a picture without captions is left
+    out."""
+    if not path.is_dir():
+        return _read_file(path, digest)
+    files = sorted(path.glob("captions_*.json"))
+    if not files:
+        raise UserError(f"{path} has no captions_*.json; set data.path to a file of captions")
+    pictures: list[Picture] = []
+    for file in files:
+        word = next((w for w in _CALLED if file.stem.startswith(f"captions_{w}")), None)
+        if word is None:
+            raise UserError(
+                f"{file} does not say what it is for: expected captions_train..., captions_val... "
+                "or captions_test..."
+            )
+        pictures += [p._replace(split=_CALLED[word]) for p in _read_file(file, digest)]
+    return pictures
+
+
+def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
+    data = b"".join(read_chunks(path))
+    if digest is not None:
+        digest.update(data)
+    try:
+        contents = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    try:
+        if "annotations" in contents:
+            pictures = _coco(contents)
+        else:
+            pictures = [_flickr(image) for image in contents["images"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no file of captions ({error!r}): expected `images` with `captions`, "
+            "or `images` and `annotations` as COCO has them"
+        ) from error
+    pictures = [p._replace(captions=[c for c in p.captions if c]) for p in pictures]
+    pictures = [p for p in pictures if p.captions]
+    if not pictures:
+        raise UserError(f"{path} holds no captions")
+    return pictures
+
+
+def _flickr(image: Mapping[str, Any]) -> Picture:
+    """`ptb` are the same captions, already split into words."""
+    ready = image.get("ptb")
+    captions = ready if ready is not None else [_words(c) for c in image["captions"]]
+    return Picture(str(image["filename"]), image.get("split"), [str(c) for c in captions])
+
+
+def _coco(contents: Mapping[str, Any]) -> list[Picture]:
+    pictures = {
+        image["id"]: Picture(str(image["file_name"]), image.get("split"), [])
+        for image in contents["images"]
+    }
+    for said in contents["annotations"]:
+        if said["image_id"] in pictures:
+            pictures[said["image_id"]].captions.append(_words(said["caption"]))
+    return list(pictures.values())
+
+
+def _words(caption: str) -> str:
+    return " ".join(penn_words(caption))
+
+
+def _split(pictures: Sequence[Picture], settings: CaptionData) -> dict[str, list[Picture]]:
+    """By what the file says (anything but train, val and test is left out), or at random."""
+    if any(picture.split is not None for picture in pictures):
+        parts: dict[str, list[Picture]] = {name: [] for name in SPLITS}
+        for picture in pictures:
+            if picture.split in _CALLED:
+                parts[_CALLED[picture.split]].append(picture)
+        return parts
+    order = np.random.default_rng(settings.split_seed).permutation(len(pictures))
+    train, valid, _ = settings.split
+    bounds = [0, round(len(order) * train), round(len(order) * (train + valid)), len(order)]
+    return {
+        name: [pictures[i] for i in order[start:stop]]
+        for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
+    }

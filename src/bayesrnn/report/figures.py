@@ -1,0 +1,402 @@
+"""The charts of a report, as plotly figures.
+
+Colours are names of the page's own (`var(--run-0)`), which its script looks up whenever the theme
+changes; so both themes are in one place, page.css.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesrnn.errors import UserError
+from bayesrnn.prune import SAFE_THRESHOLD
+from bayesrnn.report.findings import RATIO_EDGES, Findings
+from bayesrnn.report.maps import Gate
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+COLOURS = 6
+"""How many of the page's colours are for runs; then they start over."""
+CURVE_POINTS = 200
+LONGEST_NAME = 36
+"""Letters of a run's name in a legend."""
+SCORES = ("perplexity", "error_percent", "rmse", "per")
+"""Those a run may be watched by."""
+Runs = Sequence[Findings]
+
+
+def require_plotly() -> None:
+    """One line where the extra is not installed."""
+    try:
+        import plotly.graph_objects  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "a report's charts need plotly; install it with pip install 'bayesrnn[report]'"
+        ) from error
+
+
+def colour(index: int) -> str:
+    return f"var(--run-{index % COLOURS})"
+
+
+def draws_named(count: int) -> str:
+    return "mean" if count == 0 else str(count)
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+def held_out(runs: Runs) -> list["go.Figure"]:
+    """The validation figure of each epoch, and that of the training data beside it; a chart for
+    each kind of score."""
+    found = []
+    for watched in dict.fromkeys(key for run in runs for key in learning_keys(run)):
+        figure = _figure("epoch", in_words(watched))
+        for index, run in enumerate(runs):
+            if watched not in learning_keys(run):
+                continue
+            x = [line["epoch"] for line in run.epochs]
+            _line(figure, index, run, x, [line[watched] for line in run.epochs], "held out")
+            train = f"train_{watched.partition('_')[2]}"
+            if train in run.epochs[0]:
+                y = [line[train] for line in run.epochs]
+                _line(figure, index, run, x, y, "training", dash="dot", legend=False)
+        _log_if_wide(figure)
+        found += _drawn(figure, runs)
+    return found
+
+
+def watched_key(run: Findings) -> str | None:
+    """What an epoch's line calls the figure that tells how good the model is."""
+    keys = [f"{split}_{score}" for score in SCORES for split in ("valid", "test")]
+    return next((key for key in keys if run.epochs and key in run.epochs[-1]), None)
+
+
+def learning_keys(run: Findings) -> list[str]:
+    """The figures of an epoch that are drawn: the watched one; of speech also the loss, which is
+    what is learnt, and of the training set too."""
+    key = watched_key(run)
+    if key is None:
+        return []
+    split, _, score = key.partition("_")
+    return [key, f"{split}_nll"] if score == "per" else [key]
+
+
+def in_words(key: str) -> str:
+    """A figure's name, for people.
+
+    >>> in_words("valid_per"), in_words("valid_error_percent")
+    ('valid label errors, %', 'valid error percent')
+    """
+    split, _, score = key.partition("_")
+    return f"{split} label errors, %" if score == "per" else key.replace("_", " ")
+
+
+def bits(which: str) -> Callable[[Runs], list["go.Figure"]]:
+    """`error_bits` or `complexity_bits` of each epoch."""
+
+    def draw(runs: Runs) -> list["go.Figure"]:
+        figure = _figure("epoch", "bits an epoch" if which == "error_bits" else "bits")
+        for index, run in enumerate(runs):
+            lines = [line for line in run.epochs if line.get(which) is not None]
+            x = [line["epoch"] for line in lines]
+            if lines:
+                _line(figure, index, run, x, [line[which] for line in lines], "")
+        return _drawn(figure, runs)
+
+    return draw
+
+
+def speed(runs: Runs) -> list["go.Figure"]:
+    """Training speed over the steps."""
+    units = {run.unit for run in runs}
+    unit = units.pop() if len(units) == 1 else "targets"
+    figure = _figure("step", f"{unit} a second")
+    for index, run in enumerate(runs):
+        pace = speeds(run)
+        if pace:
+            _line(figure, index, run, [step for step, _ in pace], [v for _, v in pace], "")
+    figure.update_yaxes(rangemode="tozero")
+    return _drawn(figure, runs)
+
+
+def speeds(run: Findings) -> list[tuple[int, float]]:
+    """Step and targets a second."""
+    return [
+        (line["step"], value)
+        for line in run.steps
+        for key, value in line.items()
+        if key.endswith("_per_second")
+    ]
+
+
+# --- not knowing ----------------------------------------------------------------------------------
+
+
+def entropy_gap(runs: Runs) -> list["go.Figure"]:
+    """How much less sure a model is of the text reversed, by the number of draws."""
+    figure = _figure("draws", "nats a word")
+    for index, run, x, lines in _by_draws(runs):
+        _line(figure, index, run, x, [line["entropy_gap"] for line in lines], "gap")
+    return _draws_axis(figure, runs)
+
+
+def entropies(runs: Runs) -> list["go.Figure"]:
+    """The entropies themselves, and that of the words without their order."""
+    figure = _figure("draws", "nats a word")
+    for index, run, x, lines in _by_draws(runs):
+        _line(figure, index, run, x, [line["total"] for line in lines], "text")
+        y = [line["entropy_reversed"] for line in lines]
+        _line(figure, index, run, x, y, "reversed", dash="dash", legend=False)
+    for value in sorted({round(run.unigram, 6) for run in runs if run.unigram is not None}):
+        figure.add_hline(
+            value,
+            line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
+            annotation={
+                "text": f"word frequencies alone: {value:.2f}",
+                "font": {"color": "var(--muted)", "size": 12},
+                "yanchor": "bottom",
+            },
+            annotation_position="top left",
+        )
+    return _draws_axis(figure, runs)
+
+
+def _by_draws(runs: Runs) -> Iterator[tuple[int, Findings, list[str], list[dict[str, Any]]]]:
+    """Each text run's lines; a run of points is the same for every number of draws."""
+    counts = sorted({line["samples"] for run in runs if run.is_text for line in run.by_draws})
+    for index, run in enumerate(runs):
+        if not run.is_text:
+            continue
+        if run.draws:
+            yield index, run, [draws_named(line["samples"]) for line in run.by_draws], run.by_draws
+        else:
+            yield index, run, [draws_named(count) for count in counts], run.by_draws * len(counts)
+
+
+def _draws_axis(figure: "go.Figure", runs: Runs) -> list["go.Figure"]:
+    counts = sorted({line["samples"] for run in runs for line in run.by_draws})
+    order = [draws_named(count) for count in counts]
+    figure.update_yaxes(exponentformat="none")
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)
+    return _drawn(figure, runs)
+
+
+def reliability(runs: Runs) -> list["go.Figure"]:
+    """Confidence against the share that was right; the larger a dot, the more predictions."""
+    figure = _figure("confidence", "share that was right")
+    for index, run in enumerate(runs):
+        if run.reliability is None:
+            continue
+        count = run.reliability.count.double()
+        sizes = (4 + 16 * (count / count.max()).sqrt()).tolist()
+        _line(
+            figure,
+            index,
+            run,
+            run.reliability.confidence.tolist(),
+            run.reliability.accuracy.tolist(),
+            "",
+            marker={"size": sizes, "opacity": 1, "line": {"color": "var(--card)", "width": 1.5}},
+            customdata=run.reliability.count.tolist(),
+            hovertemplate=(
+                "confidence %{x:.2f}, right %{y:.2f}<br>%{customdata:,} predictions"
+                f"<extra>{escape(run.name)}</extra>"
+            ),
+        )
+    figure.add_shape(
+        type="line", x0=0, y0=0, x1=1, y1=1, line={"dash": "dot", "color": "var(--muted)"}
+    )
+    figure.update_xaxes(range=[-0.02, 1.03], dtick=0.2)
+    figure.update_yaxes(range=[-0.02, 1.03], dtick=0.2)
+    return _drawn(figure, runs)
+
+
+def risk_coverage(runs: Runs) -> list["go.Figure"]:
+    """The share of errors among the surest predictions."""
+    figure = _figure("share of predictions kept, the surest first", "share that was wrong")
+    for index, run in enumerate(runs):
+        if run.risk is None:
+            continue
+        count = len(run.risk.risk)
+        kept = np.unique(np.linspace(0, count - 1, CURVE_POINTS).astype(int))
+        x, y = run.risk.coverage.numpy()[kept], run.risk.risk.numpy()[kept]
+        _line(figure, index, run, x.tolist(), y.tolist(), "", mode="lines")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(range=[0, 1.01])
+    return _drawn(figure, runs)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def pruning(runs: Runs) -> list["go.Figure"]:
+    """What is lost without the weights of lowest signal to noise; a chart for each kind of
+    score."""
+    found = []
+    for score in dict.fromkeys(run.pruning_score for run in runs):
+        figure = _figure("weights pruned", score)
+        for index, run in enumerate(runs):
+            if run.pruning_score == score:
+                x = [row.fraction for row in run.pruning]
+                _line(figure, index, run, x, [row.error for row in run.pruning], "")
+        figure.update_xaxes(tickformat=".0%")
+        _log_if_wide(figure)
+        found += _drawn(figure, runs)
+    return found
+
+
+def signal_to_noise(runs: Runs) -> list["go.Figure"]:
+    """How many weights have which |mean| / standard deviation."""
+    figure = _figure("signal to noise, |mean| / standard deviation", "share of weights")
+    centres = 10 ** ((RATIO_EDGES[1:] + RATIO_EDGES[:-1]) / 2)
+    for index, run in enumerate(runs):
+        if run.ratios is None:
+            continue
+        y = (run.ratios / run.ratios.sum()).tolist()
+        shape = {"shape": "hvh", "width": 2}
+        _line(figure, index, run, centres.tolist(), y, "", mode="lines", fill="tozeroy", line=shape)
+    figure.add_vline(
+        SAFE_THRESHOLD,
+        line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
+    )
+    figure.add_annotation(
+        text=f"Graves' rule: {SAFE_THRESHOLD:.2f}",
+        x=math.log10(SAFE_THRESHOLD),
+        y=1,
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        xshift=4,
+        showarrow=False,
+        font={"color": "var(--muted)", "size": 12},
+    )
+    ticks = [10.0**power for power in range(-4, 3)]
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+    figure.update_yaxes(tickformat=".1%", rangemode="tozero")
+    return _drawn(figure, runs)
+
+
+def gate_map(gate: Gate, low: float, high: float) -> "go.Figure":
+    """One gate's weights, a dot each: what they cost, and (hidden at first) when they are pruned.
+
+    Numbers are cut to a byte: 255 is `high` bits, and 200 the last weight to be pruned.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    if gate.bits is not None:
+        bytes_ = ((gate.bits - low) / max(high - low, 1e-9) * 255).clip(0, 255).round()
+        ramp = [[i / 3, f"var(--ramp-{i})"] for i in range(4)]
+        _heat(figure, bytes_.astype(np.uint8), 255, ramp, "bits")
+    cut = np.ceil(gate.pruned_at * 200 - 1e-4).clip(0, 200).astype(np.uint8)
+    _heat(figure, cut, 200, [[0, "var(--gone)"], [1, "var(--left)"]], "pruned_at")
+    rows, columns = gate.pruned_at.shape
+    figure.update_layout(margin={"l": 0, "r": 0, "t": 0, "b": 0})
+    plain = {"visible": False, "constrain": "domain", "fixedrange": True}
+    figure.update_xaxes(**plain, range=[-0.5, columns - 0.5])
+    figure.update_yaxes(**plain, range=[rows - 0.5, -0.5], scaleanchor="x")
+    return figure
+
+
+def _heat(figure: "go.Figure", z: Any, top: int, scale: list[list[Any]], name: str) -> None:
+    figure.add_heatmap(
+        z=z,
+        zmin=0,
+        zmax=top,
+        colorscale=scale,
+        showscale=False,
+        hoverinfo="skip",
+        name=name,
+        visible=not figure.data,
+    )
+
+
+# --- what all charts share ------------------------------------------------------------------------
+
+
+def _figure(x: str, y: str) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    axis: dict[str, Any] = {
+        "gridcolor": "var(--grid)",
+        "linecolor": "var(--line)",
+        "zeroline": False,
+        "automargin": True,
+        "ticks": "",
+        "tickfont": {"size": 12},
+    }
+    figure.update_layout(
+        template="none",
+        hovermode="closest",
+        margin={"l": 12, "r": 14, "t": 12, "b": 12},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "font": {"size": 12},
+        },
+        xaxis={**axis, "title": _axis_title(x), "showgrid": False, "showline": True},
+        yaxis={**axis, "title": _axis_title(y)},
+    )
+    return figure
+
+
+def _axis_title(text: str) -> dict[str, Any]:
+    return {"text": text, "standoff": 8, "font": {"size": 12}}
+
+
+def _line(
+    figure: "go.Figure",
+    index: int,
+    run: Findings,
+    x: list[Any],
+    y: list[Any],
+    what: str,
+    dash: str = "solid",
+    legend: bool = True,
+    **more: Any,
+) -> None:
+    """One run's line. User text is escaped: plotly reads a little HTML."""
+    long = len(run.name) > LONGEST_NAME
+    name = escape(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
+    label = f"{name}, {what}" if what else name
+    given: dict[str, Any] = {
+        "mode": "lines+markers",
+        "hovertemplate": f"%{{x}}: %{{y:,.4~r}}<extra>{label}</extra>",
+        "marker": {"size": 6},
+    }
+    given |= more
+    line = {"color": colour(index), "dash": dash, "width": 2.25, **given.pop("line", {})}
+    marker = {"color": colour(index), **given.pop("marker")}
+    figure.add_scatter(
+        x=x,
+        y=y,
+        name=name,
+        legendgroup=str(index),
+        showlegend=legend,
+        line=line,
+        marker=marker,
+        **given,
+    )
+
+
+def _log_if_wide(figure: "go.Figure") -> None:
+    """A log axis where values span more than a factor of five."""
+    values = [v for trace in figure.data for v in trace.y if v is not None and v < math.inf]
+    if values and max(values) > 5 * min(values) > 0:
+        powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+        figure.update_yaxes(type="log", tickvals=[d * 10.0**p for p in powers for d in (1, 2, 5)])
+        figure.update_yaxes(tickformat=",~g")
+
+
+def _drawn(figure: "go.Figure", runs: Runs) -> list["go.Figure"]:
+    """The figure, unless it is empty; a legend where there is more than one run to tell apart."""
+    figure.update_layout(showlegend=len(runs) > 1)
+    return [figure] if figure.data else []

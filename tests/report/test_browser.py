@@ -1,0 +1,193 @@
+"""The page in a real browser: no error, no request, and switches that switch."""
+
+import base64
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("no chromium with chromedriver here (Debian: chromium, chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    options.add_argument("--hide-scrollbars")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        found.set_script_timeout(SECONDS)
+        yield found
+    finally:
+        found.quit()
+
+
+@pytest.fixture(scope="module")
+def address(bayes: Path, plain: Path, folder: Path) -> str:
+    import bayesrnn.report as report
+
+    choices = report.Choices((0, 3))
+    found = [
+        report.examine(run, run.name, choices, lambda w, n: lambda d: None)
+        for run in (plain, bayes)
+    ]
+    report.write_page(found, choices, folder / "page.html")
+    return (folder / "page.html").as_uri()
+
+
+def opened(browser: Any, address: str, width: int = 1280, theme: str = "light") -> None:
+    """Open the page anew and wait until it is drawn."""
+    browser.get("about:blank")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get(address)
+    wait_for(browser, "document.documentElement.dataset.ready")
+
+
+def wait_for(browser: Any, condition: str) -> None:
+    end = time.monotonic() + SECONDS
+    while not browser.execute_script(f"return {condition}"):
+        assert time.monotonic() < end, (condition, browser.get_log("browser"))
+        time.sleep(0.05)
+
+
+def click(browser: Any, name: str, value: str) -> None:
+    browser.execute_script(
+        "document.querySelector(`input[name='${arguments[0]}'][value='${arguments[1]}']`).click()",
+        name,
+        value,
+    )
+
+
+def shades(browser: Any) -> list[float]:
+    """Of the words on show."""
+    words = "document.querySelectorAll('.page:not([hidden]) .w')"
+    found = browser.execute_script(f"return [...{words}].map(w => w.style.getPropertyValue('--u'))")
+    return [float(value) for value in found]
+
+
+def assert_quiet(browser: Any) -> None:
+    assert browser.get_log("browser") == []
+    messages = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
+    sent = [
+        m["params"]["request"]["url"]
+        for m in messages
+        if m["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in sent if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+    assert len([url for url in sent if url.startswith("file:")]) == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_is_drawn_without_an_error_a_request_or_an_overflow(
+    browser: Any, address: str, tmp_path: Path, width: int, theme: str
+) -> None:
+    opened(browser, address, width, theme)
+    drawn = "[...document.querySelectorAll('.plot')].filter(p => p.offsetParent)"
+    assert browser.execute_script(f"return {drawn}.every(p => p.querySelector('svg.main-svg'))")
+    assert browser.execute_script(f"return {drawn}.length") >= 10
+    assert browser.execute_script("return document.documentElement.scrollWidth") == width
+    picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    (tmp_path / "page.png").write_bytes(base64.b64decode(picture["data"]))
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+    assert_quiet(browser)
+
+
+def test_the_switch_shades_the_text_by_another_measure(browser: Any, address: str) -> None:
+    opened(browser, address)
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    words = data["passages"][1]
+    seen = {}
+    for measure in ("total", "aleatoric", "epistemic"):
+        click(browser, "measure", measure)
+        low, high = data["scales"][measure]
+        expected = [
+            0 if w is None else min(max((w[measure] - low) / (high - low), 0), 1) for w in words
+        ]
+        seen[measure] = shades(browser)
+        assert seen[measure] == pytest.approx(expected, abs=6e-4)
+    assert seen["total"] != seen["epistemic"]
+    click(browser, "passage", "0")  # the plain run: nothing is epistemic
+    assert set(shades(browser)) == {0.0}
+    assert_quiet(browser)
+
+
+def test_a_word_tells_its_predictions_by_pointer_and_by_keyboard(
+    browser: Any, address: str
+) -> None:
+    opened(browser, address)
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    words = data["passages"][1]
+
+    def told() -> tuple[list[str], float]:
+        top = "[...document.querySelectorAll('.top-words span')].map(e => e.textContent)"
+        total = "Number(document.querySelector('.parts .total dd').textContent)"
+        return tuple(browser.execute_script(f"return [{top}, {total}]"))
+
+    def expected(at: int) -> tuple[list[str], float]:
+        spoken = {"<eos>": "¶ end of line", "<unk>": "unknown word"}
+        names = [spoken.get(word, word) for word, _ in words[at]["top"]]
+        return names, pytest.approx(words[at]["total"], abs=6e-4)
+
+    page = browser.find_element("css selector", ".page:not([hidden])")
+    page.find_element("css selector", '[data-i="5"]').click()
+    assert told() == expected(5)
+    page.find_element("css selector", '[data-i="5"]').send_keys("\ue014")  # arrow to the right
+    assert told() == expected(6)
+    page.find_element("css selector", '[data-i="6"]').send_keys("\ue010")  # the end
+    assert told() == expected(len(words) - 1)
+    reachable = "document.querySelectorAll('.page:not([hidden]) .w[tabindex=\"0\"]').length"
+    assert browser.execute_script(f"return {reachable}") == 1  # one stop for the tab key
+
+
+def test_the_theme_switch_restyles_page_and_charts(browser: Any, address: str) -> None:
+    opened(browser, address, theme="light")
+    ink = "getComputedStyle(document.body).color"
+    line = "document.querySelector('[data-figure=entropy_gap]').data[1].line.color"
+    before = browser.execute_script(f"return [{ink}, {line}]")
+    click(browser, "theme", "dark")
+    after = browser.execute_script(f"return [{ink}, {line}]")
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    click(browser, "theme", "light")
+    assert browser.execute_script(f"return [{ink}, {line}]") == before
+    assert_quiet(browser)
+
+
+def test_the_slider_prunes_the_maps(browser: Any, address: str) -> None:
+    opened(browser, address)
+    shares = []
+    for percent in (0, 50, 100):
+        browser.execute_script(
+            "const s = document.querySelector('input[name=fraction]'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('input'))",
+            percent,
+        )
+        shown = ".maps:not([hidden]) .pruned-only output"
+        shares.append(
+            browser.execute_script(f"return document.querySelector({shown!r}).textContent")
+        )
+    assert (shares[0], shares[2]) == ("100\u00a0%", "<\u00a00.1\u00a0%")
+    assert browser.execute_script("return document.getElementById('weights').dataset.view") == (
+        "pruned_at"
+    )
+    assert_quiet(browser)

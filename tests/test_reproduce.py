@@ -1,0 +1,135 @@
+"""The reproduction's script: a whole job on a small text, stopped, resumed, and what it keeps."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bayesrnn.train.loop import Trainer, train
+from small_runs import environment, small_recipe, write_text
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def reproduce(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "reproduce.py"), "--data", str(folder / "text")]
+    command += ["--out", str(folder / "out"), "--quick", "--commit", "0123abc", *flags]
+    cache = {"XDG_CACHE_HOME": str(folder / "cache")}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment() | cache
+    )
+
+
+def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_path: Path) -> None:
+    for split, words in (("train", 1000), ("valid", 300), ("test", 200)):
+        write_text(tmp_path / "text", words, f"ptb.{split}.txt")
+    job = tmp_path / "out" / "brnn-3.json"
+    flags = ("--only", "brnn", "--seeds", "3", "--jobs", "2")
+    stopped = reproduce(tmp_path, *flags, "--deadline", "0")
+    assert stopped.returncode == 3, stopped.stderr
+    assert not json.loads(job.read_text())["complete"]
+    done = reproduce(tmp_path, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(job.read_text())
+    assert record["complete"]
+    assert record["failed"] == {}
+    assert (record["model"], record["seed"], record["commit"]) == ("brnn", 3, "0123abc")
+    assert len(record["epochs"]) == 2
+    found = record["evaluations"]
+    assert found["valid"]["perplexity"] == record["epochs"][-1]["valid_perplexity"]
+    assert found["prune"]["all"][0]["error"] == pytest.approx(found["valid"]["perplexity"])
+    assert found["test_de_chosen"]["rate"] in (0.05, 0.1)
+    assert [row["samples"] for row in found["gap"]["by_draws"]] == [0, 2]
+    assert "prune_80_retrained" in found
+    assert str(tmp_path) not in job.read_text()
+    assert not (tmp_path / "out/runs/brnn-3").exists()
+    before = job.read_bytes()
+    again = reproduce(tmp_path, *flags)
+    assert again.returncode == 0
+    assert "training" not in again.stdout
+    assert job.read_bytes() == before
+    other = reproduce(tmp_path, *flags, "--set", "train.lr=0.5")
+    assert "was made with other settings; give a --tag" in other.stderr
+
+
+def evaluated(tmp_path: Path, steps: list[str], until: float, **changes: Any) -> dict[str, Any]:
+    """The figures of a small run, from those that job.json holds on."""
+    plan = load_script("reproduce").QUICK_PLAN | {"steps": steps}
+    job, run = tmp_path / "job.json", tmp_path / "run"
+    if not job.exists():
+        train(small_recipe(tmp_path, **changes), run, quiet=True)
+        job.write_text(json.dumps({"plan": plan, "evaluations": {}, "failed": {}}))
+    record = json.loads(job.read_text()) | {"plan": plan}
+    job.write_text(json.dumps(record))
+    load_script("reproduce_job").work_through(job, run, until, early=False)
+    return json.loads(job.read_text())  # type: ignore[no-any-return]
+
+
+SHARPENED = {"kind": "sharpened", "scale": 0.05, "sigma0": 0.02, "eta": 0.0016}
+
+
+def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) -> None:
+    changes = {"posterior": SHARPENED, "train": {"options": {}}}
+    nothing = evaluated(tmp_path, [], until=0.0, **changes)
+    assert nothing["evaluations"] == {}
+    first = evaluated(tmp_path, ["valid_bound"], float("inf"))["evaluations"]
+    assert list(first) == ["valid_bound"]
+    every = evaluated(tmp_path, [], float("inf"))
+    assert every["failed"] == {}
+    found = every["evaluations"]
+    assert found["valid_bound"] == first["valid_bound"]  # not measured twice
+    assert found["valid_bound"]["kl"] > 0
+    assert found["valid_bound_de"]["rate"] == 0.1
+    assert found["test_bound_de_chosen"]["rate"] in (0.1, 0.3)
+    assert "prune_80_retrained" not in found
+
+
+def test_a_model_with_dropout_is_measured_with_it_on_and_off(tmp_path: Path) -> None:
+    points = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    steps = ["test", "test_mc", "gap", "prune"]
+    dropout = {"kind": "naive", "input": 0.5, "output": 0.5}
+    record = evaluated(tmp_path, steps, float("inf"), dropout=dropout, **points)
+    found = record["evaluations"]
+    assert list(found) == ["test", "test_mc", "gap"]  # points are not pruned
+    assert found["test_mc"]["samples"] == 2
+    off, on = found["gap"]["by_draws"]
+    assert off["epistemic"] == 0
+    assert on["epistemic"] > 0
+
+
+def test_retraining_that_is_stopped_is_no_figure_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated(tmp_path, ["valid"], float("inf"))
+    tick = Trainer._tick
+
+    def stopping(self: Trainer, batch: Any) -> None:
+        tick(self, batch)
+        if self.step == 7:
+            self.stopped_by = 15
+
+    step = "prune_80_retrained"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_tick", stopping)
+        with pytest.raises(SystemExit):
+            evaluated(tmp_path, [step], float("inf"))
+    assert (tmp_path / "run-pruned-80").exists()
+    assert step not in json.loads((tmp_path / "job.json").read_text())["evaluations"]
+    found = evaluated(tmp_path, [step], float("inf"))["evaluations"][step]
+    assert found["valid_perplexity"] == pytest.approx(found["valid_perplexity_by_epoch"][-1])
+    assert not (tmp_path / "run-pruned-80").exists()
