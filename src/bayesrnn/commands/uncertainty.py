@@ -134,7 +134,7 @@ def uncertainty(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         for which, loader in loaders.items():
-            line = bar.add_task(f"reading {which}", total=reading_cost(loader, counts))
+            line = bar.add_task(f"reading {which}", total=reading_cost(loader.targets, counts))
             found[which] = text_uncertainty(
                 model, loader, counts, seed, advance=partial(bar.advance, line)
             )

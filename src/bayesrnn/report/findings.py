@@ -206,7 +206,7 @@ def _read_text(
 
     def read(ids: NDArray[np.int32], what: str, top: int = 1) -> dict[int, TextUncertainty]:
         loader = stream(ids, what)
-        advance = watch(f"reading {what}", reading_cost(loader, counts))
+        advance = watch(f"reading {what}", reading_cost(loader.targets, counts))
         return text_uncertainty(model, loader, counts, choices.seed, top, advance)
 
     ids = _first(corpus.ids[choices.split], choices.tokens)

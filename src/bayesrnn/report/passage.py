@@ -93,7 +93,7 @@ def passage_of_split(
     start = next((int(place) + 1 for place in ends if place >= 20), 0)
     stop = min(start + LENGTH, len(ids))
     tokens = vocabulary.decode(ids[start:stop].tolist())
-    part = _part(found, max(start - 1, 0), stop - 1)
+    part = found.part(max(start - 1, 0), stop - 1)
     return Passage(f"the {split} text", tokens, part, settings, vocabulary)
 
 
@@ -103,12 +103,6 @@ def passage_of_file(path: Path, settings: TextData) -> list[str]:
     if len(tokens) < 2:
         raise UserError(f"{path} has {len(tokens)} token; at least 2 are needed to predict one")
     return tokens
-
-
-def _part(found: TextUncertainty, start: int, stop: int) -> TextUncertainty:
-    """The figures of some of the tokens."""
-    figures = {name: value[start:stop] for name, value in vars(found).items() if name != "samples"}
-    return TextUncertainty(found.samples, **figures)
 
 
 def scales(passages: Sequence[Passage]) -> dict[str, tuple[float, float]]:
