@@ -131,7 +131,9 @@ def caption_pictures(
             _text(caption.ids, vocabulary),
             caption.log_p,
             each.confidence,
-            *(getattr(each, part).mean().item() for part in PARTS[1:]),
+            each.total.mean().item(),
+            each.aleatoric.mean().item(),
+            each.epistemic.mean().item(),
             _words([*caption.ids, end], each, vocabulary),
             [_text(said[i].ids, vocabulary) for said in single],
         )

@@ -260,6 +260,13 @@ def _joined(cuts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: figure.transpose(0, 1).flatten(0, 1) for name, figure in whole.items()}
 
 
+def joined(texts: Sequence[TextUncertainty]) -> TextUncertainty:
+    """One after another, as if they were one; all by the same number of draws."""
+    names = [name for name in vars(texts[0]) if name != "samples"]
+    whole = {name: torch.cat([getattr(text, name) for text in texts]) for name in names}
+    return TextUncertainty(texts[0].samples, **whole)
+
+
 # --- texts that are unlike the one trained on ----------------------------------------------------
 
 
