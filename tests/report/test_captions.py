@@ -67,7 +67,7 @@ def test_every_picture_has_both_captions_and_what_people_said(
     differ = [said[0] != said[1] for _, said, _ in found]
     assert any(differ)
     assert differ == sorted(differ, reverse=True)
-    assert f"of {sum(differ)} the captions differ" in Page(both).text
+    assert f"the captions of {sum(differ)} differ" in Page(both).text
 
 
 def test_the_words_figures_are_those_of_the_library(both: Path, dropout: Path, brnn: Path) -> None:
