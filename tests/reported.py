@@ -26,7 +26,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "input", "br"):
+        if tag not in ("meta", "link", "input", "br", "img"):
             self._open.append(self.tags[-1])
         if tag == "td":
             self.rows.setdefault(self._row(), []).append("")

@@ -1,6 +1,7 @@
 """Posterior sharpening (Fortunato 2017, Section 4) against closed forms and brute force."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from bayesrnn.train.run import read_metrics
 from small_runs import small_recipe
 
 POSTERIOR = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.02, clip=0.0)
+RELATIVE = br.Sharpened((0.1, 0.3), sigma0=0.4, eta=0.6, clip=0.0, relative=True)
+both = pytest.mark.parametrize("posterior", [POSTERIOR, RELATIVE], ids=["absolute", "relative"])
 
 
 class Net(nn.Module):
@@ -65,9 +68,10 @@ def phis(model: br.Bayesian) -> dict[str, Tensor]:
     return found
 
 
-def test_theta_is_phi_after_a_step_of_gradient_descent_and_noise() -> None:
+@both
+def test_theta_is_phi_after_a_step_of_gradient_descent_and_noise(posterior: br.Sharpened) -> None:
     """Eq. 7, with the gradient from a plain network that has phi for weights."""
-    model, (x, y, _) = model_of(), data()
+    model, (x, y, _) = model_of(posterior), data()
     model.resample(nll=lambda: losses(model, x, y).mean())
     plain, phi = Net().double(), phis(model)
     plain.load_state_dict(phi)
@@ -78,7 +82,9 @@ def test_theta_is_phi_after_a_step_of_gradient_descent_and_noise() -> None:
         for weight in block.layout.weights:
             name = weight.name
             g = plain.get_parameter(name).grad
-            expected = phi[name] - 0.02 * g + 0.05 * eps0[name]
+            sigma = block.moments()[name][1] if posterior.relative else 1.0
+            step, noise = posterior.eta * sigma**2 * g, posterior.sigma0 * sigma * eps0[name]
+            expected = phi[name] - step + noise
             torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-12)
 
 
@@ -109,27 +115,29 @@ def test_the_gradient_is_clipped_over_all_weights_together() -> None:
         torch.testing.assert_close(other, one * 0.3 / norm, rtol=1e-5, atol=0)
 
 
-def test_the_local_kl_is_that_of_two_gaussians() -> None:
-    model, (x, y, _) = model_of(), data()
+@both
+def test_the_local_kl_is_that_of_two_gaussians(posterior: br.Sharpened) -> None:
+    model, (x, y, _) = model_of(posterior), data()
     model.resample(nll=lambda: losses(model, x, y).mean())
     total = 0.0
     for block in model.each_block():
-        step = 0.02 * block.noise["gradient"]
-        for name, piece in block.layout.split(step).items():
-            assert name
-            one = torch.distributions.Normal(-piece, 0.05)
-            other = torch.distributions.Normal(torch.zeros_like(piece), 0.05)
+        for name, g in block.layout.split(block.noise["gradient"]).items():
+            sigma = block.moments()[name][1] if posterior.relative else torch.ones_like(g)
+            width = posterior.sigma0 * sigma
+            one = torch.distributions.Normal(-posterior.eta * sigma**2 * g, width)
+            other = torch.distributions.Normal(torch.zeros_like(g), width)
             total += torch.distributions.kl_divergence(one, other).sum().item()
     assert model.local_kl().item() == pytest.approx(total, rel=1e-10)
 
 
+@both
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("fused", [True, False])
 def test_gradients_against_finite_differences_of_the_whole_objective(
-    fused: bool, tuned: bool
+    fused: bool, tuned: bool, posterior: br.Sharpened
 ) -> None:
     """First order: the noise and the look at the batch are held."""
-    model, (x, y, loader) = model_of(), data()
+    model, (x, y, loader) = model_of(posterior), data()
     with torch.no_grad():
         for block in model.blocks:
             block.eta.uniform_(-1, 1)
@@ -324,10 +332,15 @@ def test_a_model_that_does_not_look_has_no_bound() -> None:
 # --- the second order --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("tuned", [False, True])
-def test_the_second_order_is_the_gradient_of_the_whole_objective(tuned: bool) -> None:
+def test_the_second_order_is_the_gradient_of_the_whole_objective(
+    tuned: bool, relative: bool
+) -> None:
     """Finite differences of all of it: the look at the batch is taken anew at every end."""
-    posterior = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second")
+    sizes = {"sigma0": 0.4, "eta": 3.0} if relative else {"sigma0": 0.05, "eta": 0.2}
+    first_order = br.Sharpened((0.1, 0.3), clip=0.0, relative=relative, **sizes)
+    posterior = replace(first_order, order="second")
     model, (x, y, loader) = model_of(posterior), data()
 
     def loss() -> br.objective.Loss:  # type: ignore[name-defined]
@@ -341,7 +354,7 @@ def test_the_second_order_is_the_gradient_of_the_whole_objective(tuned: bool) ->
     else:
         loss().backward()
     given = {name: p.grad.clone() for name, p in model.named_parameters()}
-    first = model_of(br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0))
+    first = model_of(first_order)
     first.load_state_dict(model.state_dict())
     torch.manual_seed(9)
     first.resample(nll=lambda: losses(first, x, y).mean())

@@ -106,3 +106,16 @@ def test_too_few_tokens() -> None:
 def test_impossible_sizes() -> None:
     with pytest.raises(Invalid, match=r"streams must.*; unroll must"):
         StreamLoader(np.arange(12), streams=0, unroll=0)
+
+
+def test_a_whole_epoch_is_read_beside_one_in_progress() -> None:
+    loader = StreamLoader(np.arange(41), streams=2, unroll=3)
+    every = [batch.x.tolist() for batch in loader]
+    loader.position = 3
+    told: list[int] = []
+    for number, batch in enumerate(loader.whole(told.append)):
+        assert batch.x.tolist() == every[number]
+        assert (len(told), loader.position) == (number, 3)  # told once it is done with
+    assert sum(told) == loader.targets
+    next(loader.whole())  # left early
+    assert [batch.x.tolist() for batch in loader] == every[3:]

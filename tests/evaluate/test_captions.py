@@ -44,14 +44,15 @@ def small_model(scale: float = 0.5) -> Bayesian:
 # --- uncertainty ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [0, 4])
+@pytest.mark.parametrize("samples", [0, 2, 4])
 @pytest.mark.parametrize("batch", [1, 2, 50])
 def test_a_words_uncertainty_is_what_the_draws_say_one_by_one(samples: int, batch: int) -> None:
     model = small_model()
     vectors = torch.randn(3, 3, dtype=torch.float64)
     rows, captions = [2, 0, 2, 1], [[2, END], [0, 2, 4, END], [END], [3, 4, END]]
-    found = caption_uncertainty(model, vectors, rows, captions, END, samples, 1, batch)
-    for row, caption, figures in zip(rows, captions, found, strict=True):
+    loader = br.CaptionLoader(rows, captions, END, batch, [2, 4])
+    found = caption_uncertainty(model, loader, vectors, (0, 2, 4), top=2)
+    for row, caption, figures in zip(rows, captions, found[samples], strict=True):
         x = torch.tensor([[END], *([word] for word in caption[:-1])])
         each = []
         for seed in draw_seeds(1, samples) if samples else [None]:
@@ -68,7 +69,9 @@ def test_a_words_uncertainty_is_what_the_draws_say_one_by_one(samples: int, batc
         torch.testing.assert_close(figures.epistemic, (total - aleatoric).clamp_min(0))
         torch.testing.assert_close(figures.probability, of_words)
         assert figures.confidence == pytest.approx(of_words.log().mean().exp().item())
-        assert figures.mean("epistemic") > 0 or samples == 0
+        assert figures.top_tokens.tolist() == p.mean(dim=0).topk(2).indices.tolist()
+        assert figures.targets.tolist() == caption
+        assert figures.epistemic.mean() > 0 or samples == 0
 
 
 def test_captions_with_their_figures_are_written_and_read(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_what_was_there_before_is_there_afterwards(text: NDArray[np.int32]) -> N
     state = torch.get_rng_state()
     told: list[int] = []
     text_uncertainty(model, stream, (0, 3), advance=told.append)
-    assert sum(told) == reading_cost(stream, (0, 3)) == 4 * stream.targets
+    assert sum(told) == reading_cost(stream.targets, (0, 3)) == 4 * stream.targets
     assert model.training
     assert stream.position == 2
     assert torch.equal(torch.get_rng_state(), state)

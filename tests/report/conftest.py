@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.train import loop
+from caption_runs import caption_recipe
 from labelled_runs import image_recipe, review_recipe
 from small_runs import small_recipe
 
@@ -38,3 +39,20 @@ def images(folder: Path) -> Path:
 def reviews(folder: Path) -> Path:
     loop.train(review_recipe(folder / "r"), folder / "reviews", quiet=True)
     return folder / "reviews"
+
+
+@pytest.fixture(scope="session")
+def brnn(folder: Path) -> Path:
+    """A Bayesian captioner."""
+    recipe = caption_recipe(folder / "c", train={"epochs": 6})
+    loop.train(recipe, folder / "brnn", quiet=True)
+    return folder / "brnn"
+
+
+@pytest.fixture(scope="session")
+def dropout(folder: Path) -> Path:
+    """Its baseline: points and dropout, on the same pictures."""
+    dropped = {"kind": "naive", "output": 0.3}
+    recipe = caption_recipe(folder / "c", **POINTS, dropout=dropped, train={"epochs": 4})
+    loop.train(recipe, folder / "dropout", quiet=True)
+    return folder / "dropout"

@@ -36,17 +36,32 @@ def browser() -> Iterator[Any]:
         found.quit()
 
 
-@pytest.fixture(scope="module")
-def address(bayes: Path, plain: Path, folder: Path) -> str:
+def written(page: Path, *runs: Path, pictures: Path | None = None) -> str:
+    """The address of a page about these runs."""
     import bayesrnn.report as report
 
-    choices = report.Choices((0, 3))
-    found = [
-        report.examine(run, run.name, choices, lambda w, n: lambda d: None)
-        for run in (plain, bayes)
-    ]
-    report.write_page(found, choices, folder / "page.html")
-    return (folder / "page.html").as_uri()
+    choices = report.Choices((0, 3), pictures=pictures)
+    found = [report.examine(r, r.name, choices, lambda w, n: lambda d: None) for r in runs]
+    report.write_page(found, choices, page)
+    return page.as_uri()
+
+
+@pytest.fixture(scope="module")
+def address(bayes: Path, plain: Path, folder: Path) -> str:
+    return written(folder / "page.html", plain, bayes)
+
+
+@pytest.fixture(scope="module")
+def captions(dropout: Path, brnn: Path, folder: Path) -> str:
+    """A page of captions, every second one with its picture."""
+    (folder / "pictures").mkdir()
+    try:
+        from PIL import Image
+    except ImportError:
+        return written(folder / "captions.html", dropout, brnn)
+    for number in range(0, 9, 2):
+        Image.new("RGB", (60, 40), "teal").save(folder / "pictures" / f"test{number}.jpg")
+    return written(folder / "captions.html", dropout, brnn, pictures=folder / "pictures")
 
 
 def opened(browser: Any, address: str, width: int = 1280, theme: str = "light") -> None:
@@ -84,6 +99,12 @@ def shades(browser: Any) -> list[float]:
     return [float(value) for value in found]
 
 
+def expected_shades(words: list[Any], scale: list[float], measure: str) -> Any:
+    low, high = scale
+    found = [0 if w is None else min(max((w[measure] - low) / (high - low), 0), 1) for w in words]
+    return pytest.approx(found, abs=6e-4)
+
+
 def assert_quiet(browser: Any) -> None:
     assert browser.get_log("browser") == []
     messages = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
@@ -98,10 +119,16 @@ def assert_quiet(browser: Any) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("page", ["address", "captions"])
 def test_it_is_drawn_without_an_error_a_request_or_an_overflow(
-    browser: Any, address: str, tmp_path: Path, width: int, theme: str
+    browser: Any,
+    page: str,
+    tmp_path: Path,
+    width: int,
+    theme: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    opened(browser, address, width, theme)
+    opened(browser, request.getfixturevalue(page), width, theme)
     drawn = "[...document.querySelectorAll('.plot')].filter(p => p.offsetParent)"
     assert browser.execute_script(f"return {drawn}.every(p => p.querySelector('svg.main-svg'))")
     assert browser.execute_script(f"return {drawn}.length") >= 10
@@ -118,13 +145,9 @@ def test_the_switch_shades_the_text_by_another_measure(browser: Any, address: st
     words = data["passages"][1]
     seen = {}
     for measure in ("total", "aleatoric", "epistemic"):
-        click(browser, "measure", measure)
-        low, high = data["scales"][measure]
-        expected = [
-            0 if w is None else min(max((w[measure] - low) / (high - low), 0), 1) for w in words
-        ]
+        click(browser, "measure-text", measure)
         seen[measure] = shades(browser)
-        assert seen[measure] == pytest.approx(expected, abs=6e-4)
+        assert seen[measure] == expected_shades(words, data["scales"]["text"][measure], measure)
     assert seen["total"] != seen["epistemic"]
     click(browser, "passage", "0")  # the plain run: nothing is epistemic
     assert set(shades(browser)) == {0.0}
@@ -157,6 +180,54 @@ def test_a_word_tells_its_predictions_by_pointer_and_by_keyboard(
     assert told() == expected(len(words) - 1)
     reachable = "document.querySelectorAll('.page:not([hidden]) .w[tabindex=\"0\"]').length"
     assert browser.execute_script(f"return {reachable}") == 1  # one stop for the tab key
+
+
+def test_captions_are_shaded_and_tell_their_predictions_as_a_text_does(
+    browser: Any, captions: str
+) -> None:
+    opened(browser, captions)
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    places = "[...document.querySelectorAll('.pictures [data-words]')].map(p => p.dataset.words)"
+    shown = [data["passages"][int(at)] for at in browser.execute_script(f"return {places}")]
+    assert len(shown) == 18  # nine pictures, two runs
+    words = [word for caption in shown for word in caption]
+    seen = []
+    for measure in ("total", "aleatoric", "epistemic"):
+        click(browser, "measure-captions", measure)
+        scale = data["scales"]["captions"][measure]
+        seen.append(shades(browser))
+        assert seen[-1] == expected_shades(words, scale, measure)
+    assert seen[0] != seen[2]
+    spoken = {"<eos>": "▪ the end", "<unk>": "unknown word"}
+    told = "[...document.querySelectorAll('.top-words span')].map(e => e.textContent)"
+    for at in (0, len(shown[0])):  # the first word of a run's caption, and of the next run's
+        browser.execute_script("document.querySelectorAll('.w')[arguments[0]].click()", at)
+        assert browser.execute_script(f"return {told}") == [
+            spoken.get(word, word) for word, _ in words[at]["top"]
+        ]
+    loaded = "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
+    assert browser.execute_script(f"return {loaded}")
+    assert_quiet(browser)
+
+
+def test_the_chosen_word_never_covers_what_is_told_of_it(
+    browser: Any, address: str, captions: str
+) -> None:
+    # The last word is scrolled to where the readout of a phone sticks, at the bottom.
+    behind = """
+      document.documentElement.style.scrollBehavior = "auto";
+      const word = [...document.querySelectorAll(".page:not([hidden]) .w[role=button]")].at(-1);
+      word.click();
+      scrollBy(0, word.getBoundingClientRect().top - innerHeight + 60);
+      const { left, right, top, bottom } = word.getBoundingClientRect();
+      const readout = document.querySelector(".readout");
+      const box = readout.getBoundingClientRect();
+      const seen = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+      return [box.top < top && bottom < box.bottom, readout.contains(seen)];
+    """
+    for page in (address, captions):
+        opened(browser, page, width=390)
+        assert browser.execute_script(behind) == [True, True]
 
 
 def test_the_theme_switch_restyles_page_and_charts(browser: Any, address: str) -> None:

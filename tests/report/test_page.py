@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 import bayesrnn as br
 from bayesrnn.evaluate import entropy_gap, reversed_text, text_uncertainty, unigram_entropy
+from bayesrnn.report import Choices, examine, write_page
 from bayesrnn.report.figures import watched_key
-from bayesrnn.report.findings import FRACTIONS, Choices, examine
-from bayesrnn.report.page import render, write_page
+from bayesrnn.report.page import render
+from bayesrnn.report.readings import FRACTIONS
 from bayesrnn.train import loop
 from reported import Page
 from small_runs import Cli, folder_contents, metrics, small_recipe
@@ -131,7 +132,7 @@ def test_every_shaded_word_has_its_own_figures(page: Page, bayes: Path) -> None:
     tokens = vocabulary.decode(ids_of(bayes).tolist())
     written = [{"<eos>": "¶", "<unk>": "‹unk›"}.get(token, token) for token in tokens]
     assert page.words[-len(tokens) :] == written
-    low, high = page.data["scales"]["epistemic"]
+    low, high = page.data["scales"]["text"]["epistemic"]
     values = found.epistemic.numpy()
     assert values.min() <= low < high <= values.max()
 

@@ -10,8 +10,11 @@ import torch
 import bayesrnn as br
 from bayesrnn.evaluate.ctc import greedy
 from bayesrnn.prune import bits_per_weight
-from bayesrnn.report.findings import FRACTIONS, Choices, examine
-from bayesrnn.report.page import head_rows, write_page
+from bayesrnn.report.choices import Choices
+from bayesrnn.report.findings import examine
+from bayesrnn.report.page import write_page
+from bayesrnn.report.readings import FRACTIONS
+from bayesrnn.report.table import head_rows
 from bayesrnn.train.speech import SpeechTask
 from reported import Page
 from small_runs import Cli, metrics

@@ -282,7 +282,8 @@ class Bayesian(nn.Module):
                     continue
                 parameters = block.parameters_by_name
                 plus, minus = (block.gathered(end[block]) for end in ends)
-                lifted = block.posterior.lift(parameters, noise, (plus - minus) / (2 * r))
+                of_phi = {"eps": noise["eps"]}
+                lifted = block.posterior.lift(parameters, of_phi, (plus - minus) / (2 * r))
                 for name, gradient in block.posterior.chain(parameters, *lifted).items():
                     parameter: nn.Parameter = getattr(block, name)
                     if parameter.requires_grad:

@@ -259,8 +259,12 @@ class _Local(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         block: Block = ctx.block
         parameters = block.named(ctx.saved_tensors)
-        spread = block.spread(parameters)
-        found = block.collected(block.posterior.pull_further(spread, ctx.noise, None, 1.0))
+        posterior, spread = block.posterior, block.spread(parameters)
+        pulled = posterior.pull_further(spread, ctx.noise, None, 1.0)
+        d_scale = posterior.pull_local(spread, ctx.noise, 1.0)
+        if d_scale is not None:
+            pulled |= posterior.chain(spread, torch.zeros_like(d_scale), d_scale)
+        found = block.collected(pulled)
         return None, *(
             gradients[0] * found[name] if name in found else None for name in block.parameter_names
         )
@@ -613,6 +617,7 @@ class Block(nn.Module):
                 charge.values,
                 precision,
                 charge.weight,
+                charge.local,
                 of_loss,
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
             )

@@ -85,10 +85,12 @@ def gradient_pass(
     values: Values,
     precision: Tensor | None,
     weight: float | Tensor,
+    local: float,
     of_loss: Tensor | None,
     outs: Tensors,
 ) -> None:
-    """The loss's gradient and `weight` times the KL's, of the flat learnt tensors, into `outs`."""
+    """The loss's gradient, `weight` times the KL's and `local` times that of the part every batch
+    is charged in full, of the flat learnt tensors, into `outs`."""
     draw = look(posterior, tensors, noise)
     if exact is not None and draw.scale is not None:
         d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
@@ -103,6 +105,9 @@ def gradient_pass(
     elif isinstance(weight, Tensor) or weight != 1.0:
         d_loc = weight * d_loc
         d_scale = None if d_scale is None else weight * d_scale
+    of_local = posterior.pull_local(tensors, noise, local)
+    if of_local is not None and d_scale is not None:
+        d_scale = d_scale + of_local
     for name, value in posterior.chain(tensors, d_loc, d_scale).items():
         outs[name].copy_(value)
 

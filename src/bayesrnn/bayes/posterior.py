@@ -141,6 +141,11 @@ class Posterior(ABC):
         """The part of the KL that every batch is charged in full (sharpening), summed."""
         return parameters["loc"].new_zeros(())
 
+    def pull_local(self, parameters: Tensors, noise: Tensors, local: float) -> Tensor | None:
+        """`local` times the gradient of `local_kl` with respect to the scale; None where there is
+        none."""
+        return None
+
     def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
         """theta, from the draw phi that does not look at the data."""
         return phi
@@ -318,12 +323,16 @@ class Sharpened(Gaussian):
 
     The prior of theta is N(phi, sigma0^2), so a batch is charged, in full,
     KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any Gaussian.
+
+    With `relative`, which is not in the paper, sigma0 is a part of each weight's own sigma, and eta
+    of sigma^2: weights that must be exact get less noise and a shorter step.
     """
 
     sigma0: float = 0.02
     eta: float = 0.008
     clip: float = 10.0
     order: Literal["first", "second"] = "first"
+    relative: bool = False
     kind: ClassVar[str] = "sharpened"
     looks_at_data: ClassVar[bool] = True
     further: ClassVar[tuple[str, ...]] = ("eta",)
@@ -365,17 +374,39 @@ class Sharpened(Gaussian):
     def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
         """-eta * (gradient at theta) + local * eta^2 g / sigma0^2."""
         eta = self.rate(parameters)
-        return local * eta.square() * noise["gradient"] / self.sigma0**2 - eta * gradient
+        steps = eta / self.width(parameters)
+        return local * steps.square() * noise["gradient"] - eta * gradient
 
     def rate(self, parameters: Tensors) -> Tensor:
-        """eta, as the numbers it is learnt by are given."""
+        """eta of each weight."""
+        return self._shared_rate(parameters) * self._unit(parameters) ** 2
+
+    def width(self, parameters: Tensors) -> Tensor | float:
+        """sigma0 of each weight."""
+        return self.sigma0 * self._unit(parameters)
+
+    def _shared_rate(self, parameters: Tensors) -> Tensor:
         return 2 * self.eta * torch.sigmoid(parameters["eta"])
+
+    def _unit(self, parameters: Tensors) -> Tensor | float:
+        return self.std(parameters) if self.relative else 1.0
 
     def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
         if "gradient" not in noise:  # q(phi) alone
             return phi
         centre = torch.addcmul(phi, self.rate(parameters), noise["gradient"], value=-1)
-        return torch.add(centre, noise["eps0"], alpha=self.sigma0)
+        return centre + self.width(parameters) * noise["eps0"]
+
+    def lift(
+        self, parameters: Tensors, noise: Tensors, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """With `relative` sigma is in noise and step, too: theta = mu + sigma (eps + sigma0 eps0)
+        - eta sigma^2 g."""
+        d_loc, d_scale = super().lift(parameters, noise, gradient)
+        if d_scale is None or not self.relative or "gradient" not in noise:
+            return d_loc, d_scale
+        steps = 2 * self._shared_rate(parameters) * self.std(parameters) * noise["gradient"]
+        return d_loc, d_scale + gradient * (self.sigma0 * noise["eps0"] - steps)
 
     def look_noise(self, noise: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
         return {**noise, "eps0": fill_normal(torch.empty_like(noise["eps"]), generator)}
@@ -388,7 +419,14 @@ class Sharpened(Gaussian):
         if "gradient" not in noise:
             return super().local_kl(parameters, noise)
         step = self.rate(parameters) * noise["gradient"]
-        return (step / self.sigma0).square().sum() / 2
+        return (step / self.width(parameters)).square().sum() / 2
+
+    def pull_local(self, parameters: Tensors, noise: Tensors, local: float) -> Tensor | None:
+        """With `relative` the KL is (eta sigma g)^2 / (2 sigma0^2)."""
+        if not (self.relative and self.learn_scale and "gradient" in noise):
+            return None
+        steps = self._shared_rate(parameters) * noise["gradient"] / self.sigma0
+        return local * steps.square() * self.std(parameters)
 
     def pull_further(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
@@ -396,8 +434,9 @@ class Sharpened(Gaussian):
         """d eta = -g * (gradient at theta) + local * eta g^2 / sigma0^2."""
         if "gradient" not in noise:
             return {"eta": torch.zeros_like(parameters["eta"])}
-        g, eta = noise["gradient"], self.rate(parameters)
-        d_eta = local * eta * g.square() / self.sigma0**2
+        eta, unit = self._shared_rate(parameters), self._unit(parameters)
+        g = unit**2 * noise["gradient"]
+        d_eta = local * eta * (g / self.width(parameters)).square()
         if gradient is not None:
             d_eta = d_eta - g * gradient
         slope = eta * torch.sigmoid(-parameters["eta"])

@@ -46,7 +46,7 @@ def evaluate_run(
     scores: dict[str, float | None] = dict.fromkeys(UNSCORED)
     if can_score():
         watch("scoring", 1)
-        scores |= score_captions(captions.captions, references(task, split), meteor).scores
+        scores |= score_captions(captions.captions, task.pictures(split).references, meteor).scores
     return {
         "pictures": len(captions.pictures),
         **found.summary(),
@@ -71,7 +71,7 @@ def uncertainty_of_run(
         figures |= {f"{which.replace(' ', '_')}_{k}": value for k, value in asdict(found).items()}
     if can_score():
         watch("scoring", 1)
-        scores = score_captions(captions.captions, references(task, split))
+        scores = score_captions(captions.captions, task.pictures(split).references)
         cider = torch.from_numpy(scores.by_picture["cider"])
         for part in ("total", "epistemic"):
             by = torch.tensor([getattr(each, part) for each in captions.pictures])
@@ -102,9 +102,3 @@ def own_captions(
         seed=seed,
         watch=watch,
     )
-
-
-def references(task: CaptionTask, split: str) -> dict[str, list[str]]:
-    pictures = task.pictures(split)
-    pairs = zip(pictures.names, pictures.captions, strict=True)
-    return {name: list(captions) for name, captions in pairs}

@@ -1,21 +1,21 @@
 """`bayesrnn report`."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from bayesrnn.commands.options import AsJson, Data, Device, DrawSeed, draw_counts
-from bayesrnn.commands.tables import show
-from bayesrnn.data import TextData
+from bayesrnn.commands.tables import show, watching
+from bayesrnn.data import CaptionData, TextData
 from bayesrnn.errors import UserError
+from bayesrnn.evaluate.reader import Advance
 from bayesrnn.recipe import read_recipe
+from bayesrnn.report.captions import check_pictures
+from bayesrnn.report.choices import Choices
 from bayesrnn.report.figures import require_plotly
-from bayesrnn.report.findings import Choices, examine, names_of
+from bayesrnn.report.findings import examine, names_of
 from bayesrnn.report.page import write_page
 from bayesrnn.train.loop import choose_device
 
@@ -32,10 +32,16 @@ def report(
         Literal["train", "valid", "test"], typer.Option(help="Which part of the data.")
     ] = "test",
     tokens: Annotated[
-        int, typer.Option(min=0, help="Read so many tokens of a text; 0 is all of it.")
+        int,
+        typer.Option(
+            min=0, help="Read so many tokens of a text, or words of captions; 0 is all of them."
+        ),
     ] = Choices.tokens,
     text: Annotated[
         Path | None, typer.Option(help="Shade this text file, not the run's own text.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="The folder of the pictures, to show them with captions.")
     ] = None,
     seed: DrawSeed = 1,
     data: Data = "",
@@ -43,11 +49,13 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """One page about runs, to open in a browser: learning, uncertainty, calibration, pruning, and a
-    text shaded word by word. It needs no network.
+    text, or captions of pictures, shaded word by word. It needs no network.
 
     bayesrnn report runs/book --out page.html
 
     bayesrnn report runs/plain runs/bayes --text letter.txt --out page.html
+
+    bayesrnn report runs/dropout runs/brnn --pictures flickr8k/images --out page.html
     """
     started = time.monotonic()
     if out.suffix not in (".html", ".htm"):
@@ -60,24 +68,20 @@ def report(
         split,
         tokens,
         text,
+        pictures,
         data,
         seed,
         choose_device(device, "--device"),
     )
-    _check(runs, text)
-    console = Console(stderr=True)
+    _check(runs, text, pictures)
     found = []
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def watch(name: str) -> Callable[[str, int], Callable[[int], None]]:
-            def begin(what: str, total: int) -> Callable[[int], None]:
-                line = bar.add_task(f"{name}: {what}", total=total)
-                return lambda done: bar.advance(line, done)
-
-            return begin
-
+    with watching() as watch:
         for run, name in zip(runs, names_of(runs), strict=True):
-            found.append(examine(run, name, choices, watch(name)))
+
+            def begin(what: str, total: int, name: str = name) -> Advance:
+                return watch(f"{name}: {what}", total)
+
+            found.append(examine(run, name, choices, begin))
     size = write_page(found, choices, out)
     figures: dict[str, Any] = {
         "page": str(out),
@@ -92,7 +96,7 @@ def report(
     show(figures, "report", as_json)
 
 
-def _check(runs: list[Path], text: Path | None) -> None:
+def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
     """Say what is wrong with a folder before anything is measured."""
     for run in runs:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
@@ -101,3 +105,7 @@ def _check(runs: list[Path], text: Path | None) -> None:
     kinds = [read_recipe(run / "recipe.toml").data for run in runs]
     if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
         raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
+    if pictures is not None:
+        if not any(isinstance(kind, CaptionData) for kind in kinds):
+            raise typer.BadParameter(f"--pictures is not for a run on {kinds[0].kind}")
+        check_pictures(pictures)

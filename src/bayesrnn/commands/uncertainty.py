@@ -214,7 +214,7 @@ def _text(
             check_window(loader.targets, window)
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
-        advance = watch(f"reading {which}", reading_cost(loader, counts))
+        advance = watch(f"reading {which}", reading_cost(loader.targets, counts))
         found[which] = text_uncertainty(model, loader, counts, seed, advance=advance)
     here = found.pop("text")
     by_draws = [

@@ -1,5 +1,6 @@
 """Batches; and a long text as parallel streams, cut into pieces whose state is carried on."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -96,16 +97,14 @@ class Batches(ABC):
         self._position = 0
 
     def whole(self, advance: Callable[[int], None] | None = None) -> Iterator[Batch]:
-        """The epoch from its first batch, wherever `position` is, which comes back afterwards.
-        `advance` is told the number of targets of every batch once it is done with."""
-        before, self.position = self.position, 0
-        try:
-            for batch in self:
-                yield batch
-                if advance is not None:
-                    advance(batch.targets)
-        finally:
-            self.position = before
+        """The epoch from its first batch, wherever `position` is; that stays. `advance` is told the
+        number of targets of every batch once it is done with."""
+        beside = copy.copy(self)
+        beside.position = 0
+        for batch in beside:
+            yield batch
+            if advance is not None:
+                advance(batch.targets)
 
 
 class StreamLoader(Batches):

@@ -74,6 +74,11 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def references(self) -> dict[str, Sequence[str]]:
+        """What people said of each, by its name."""
+        return dict(zip(self.names, self.captions, strict=True))
+
     def encoded(self, vocabulary: Vocabulary) -> tuple[list[int], list[list[int]]]:
         """All captions, as (which picture, ids with the end mark)."""
         end = vocabulary.index[END]

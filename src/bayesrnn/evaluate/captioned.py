@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.data.padded import CaptionLoader
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.calibration import risk_coverage
-from bayesrnn.evaluate.captions import WordFigures, caption_uncertainty
+from bayesrnn.evaluate.captions import caption_uncertainty
 from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.uncertainty import auroc, ranks
+from bayesrnn.evaluate.uncertainty import TextUncertainty, auroc, ranks, reading_cost
 from bayesrnn.files import read_chunks, write_atomic
 
 FORMAT = "bayesrnn captions 1"
 PARTS = ("probability", "total", "aleatoric", "epistemic")
 """The figures of a word."""
+READ = 250
+"""Captions that are read side by side; it changes speed and memory only."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +121,8 @@ def caption_pictures(
 
     found = say("captioning", samples, seed)
     ids = [[*caption.ids, end] for caption in found]
-    words = sum(map(len, ids)) * max(reading_samples, 1)
-    figures = caption_uncertainty(
-        model,
-        vectors,
-        range(len(vectors)),
-        ids,
-        end,
-        reading_samples,
-        seed,
-        advance=None if watch is None else watch("asking how sure", words),
+    figures = read_again(
+        model, vectors, range(len(vectors)), ids, end, reading_samples, seed, watch=watch
     )
     single = [say(f"draw {i + 1} speaks", 1, seed + i) for i in range(draws)]
     pictures = [
@@ -136,9 +131,9 @@ def caption_pictures(
             _text(caption.ids, vocabulary),
             caption.log_p,
             each.confidence,
-            each.mean("total"),
-            each.mean("aleatoric"),
-            each.mean("epistemic"),
+            each.total.mean().item(),
+            each.aleatoric.mean().item(),
+            each.epistemic.mean().item(),
             _words([*caption.ids, end], each, vocabulary),
             [_text(said[i].ids, vocabulary) for said in single],
         )
@@ -147,11 +142,31 @@ def caption_pictures(
     return CaptionFile(pictures, samples, reading_samples, how)
 
 
+def read_again(
+    model: Bayesian,
+    vectors: Tensor,
+    rows: Sequence[int],
+    captions: Sequence[Sequence[int]],
+    end: int,
+    samples: int = 10,
+    seed: int = 1,
+    top: int = 1,
+    watch: Watch | None = None,
+    what: str = "asking how sure",
+) -> list[TextUncertainty]:
+    """How sure `samples` draws are of captions (ids with their end mark), each of the picture in
+    that row of `vectors`."""
+    lengths = sorted(set(map(len, captions)))
+    loader = CaptionLoader(rows, captions, end, READ, lengths, device=vectors.device)
+    advance = None if watch is None else watch(what, reading_cost(loader.targets, [samples]))
+    return caption_uncertainty(model, loader, vectors, (samples,), seed, top, advance)[samples]
+
+
 def _text(ids: Sequence[int], vocabulary: Vocabulary) -> str:
     return " ".join(vocabulary.decode(ids))
 
 
-def _words(ids: Sequence[int], figures: WordFigures, vocabulary: Vocabulary) -> list[list[Any]]:
+def _words(ids: Sequence[int], figures: TextUncertainty, vocabulary: Vocabulary) -> list[list[Any]]:
     numbers = torch.stack([getattr(figures, part) for part in PARTS], dim=1).tolist()
     rows = zip(vocabulary.decode(ids), numbers, strict=True)
     return [[word, *(float(f"{x:.6g}") for x in line)] for word, line in rows]
@@ -220,9 +235,8 @@ def foreign_pictures(
     other = torch.empty_like(order)
     other[order] = order.roll(1)  # one large circle: no picture stays where it is
     samples = own.reading_samples
-    advance = None if watch is None else watch("wrong pictures", sum(map(len, ids)) * samples)
-    wrong = caption_uncertainty(
-        model, vectors, other.tolist(), ids, end, samples, seed, advance=advance
+    wrong = read_again(
+        model, vectors, other.tolist(), ids, end, samples, seed, watch=watch, what="wrong pictures"
     )
     places = torch.stack([torch.randperm(vectors.shape[1], generator=random) for _ in vectors])
     noise = vectors.gather(1, places.to(vectors.device))
@@ -231,7 +245,9 @@ def foreign_pictures(
         model, noise, names, vocabulary, own.decoding, own.samples, samples, seed=seed, watch=watch
     )
     figures = {
-        "wrong picture": {p: [each.mean(p) for each in wrong] for p in ("total", "epistemic")},
+        "wrong picture": {
+            p: [getattr(each, p).mean().item() for each in wrong] for p in ("total", "epistemic")
+        },
         "noise": {p: [getattr(e, p) for e in shuffled.pictures] for p in ("total", "epistemic")},
     }
     return {which: _foreign(own, parts) for which, parts in figures.items()}

@@ -14,7 +14,7 @@ from bayesrnn.data.padded import CaptionLoader
 from bayesrnn.errors import require
 from bayesrnn.evaluate.perplexity import Evaluation, evaluating, perplexity_of, token_losses
 from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
-from bayesrnn.evaluate.uncertainty import Sums
+from bayesrnn.evaluate.uncertainty import TextUncertainty, by_draws, check_reading
 
 
 def caption_losses(model: Bayesian, vectors: Tensor, batch: Batch) -> Tensor:
@@ -91,71 +91,49 @@ def _losses(
     return [caption_losses(model, vectors, batch).double() for batch in loader.whole(advance)]
 
 
-@dataclass(frozen=True, eq=False)
-class WordFigures:
-    """What a model thinks of each word of one caption and of its end, in double: probabilities by
-    the average of `samples` draws (0: the mean), entropies in nats."""
-
-    samples: int
-    probability: Tensor
-    total: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
-
-    @property
-    def confidence(self) -> float:
-        """The geometric mean of the words' probabilities."""
-        return self.probability.log().mean().exp().item()
-
-    def mean(self, part: str) -> float:
-        """Of `total`, `aleatoric` or `epistemic`, a word."""
-        value: Tensor = getattr(self, part)
-        return value.mean().item()
-
-
 def caption_uncertainty(
     model: Bayesian,
+    loader: CaptionLoader,
     vectors: Tensor,
-    rows: Sequence[int],
-    captions: Sequence[Sequence[int]],
-    end: int,
-    samples: int = 10,
+    samples: Sequence[int] = (10,),
     seed: int = 1,
-    batch: int = 250,
+    top: int = 1,
     advance: Advance | None = None,
-) -> list[WordFigures]:
-    """What draws disagree about in given captions (ids with their end mark), each of the picture in
-    that row of `vectors`. `advance` is told the number of words after every draw of a batch."""
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
-    counts = [len(caption) for caption in captions]
-    lengths = sorted(set(counts))
-    loader = CaptionLoader(rows, captions, end, batch, lengths, device=vectors.device)
-    seeds: list[int | None] = [*draw_seeds(seed, samples)] if samples else [None]
-    found: dict[int, WordFigures] = {}
+) -> dict[int, list[TextUncertainty]]:
+    """What draws disagree about in given captions: the figures of each one's words and its end, in
+    the order of the data, by each number of draws in `samples`; 0 is the posterior mean.
+
+    The draws are nested, and `advance` is told as by `text_uncertainty`. `vectors` are those of all
+    pictures.
+    """
+    check_reading(samples, top)
+    wanted = sorted(set(samples))
+    seeds = list(draw_seeds(seed, wanted[-1]))
+    found: dict[int, dict[int, TextUncertainty]] = {count: {} for count in wanted}
     with evaluating(model):
-        for lines, each in zip(loader.order, loader, strict=True):
-            sums = Sums(each.y.clamp_min(0))
-            for own in seeds:
-                reader = Reader(model, own, vectors.device)
-                sums.add(reader.read(each.x[1:], pictures=vectors[each.x[0]]))
+        for lines, batch in zip(loader.order, loader.whole(), strict=True):
+
+            def read(reader: Reader, batch: Batch = batch) -> Tensor:
+                logits = reader.read(batch.x[1:], pictures=vectors[batch.x[0]])
                 if advance is not None:
-                    advance(each.targets)
-            found |= _by_caption(sums.figures(1), lines, counts, samples)
-    return [found[i] for i in range(len(captions))]
+                    advance(batch.targets)
+                return logits
+
+            mean = [Reader(model, None, vectors.device)] if 0 in wanted else []
+            draws = [Reader(model, own, vectors.device) for own in seeds]
+            figures = by_draws(mean, draws, read, batch.y.clamp_min(0), wanted, top)
+            for count, each in figures.items():
+                found[count] |= _by_caption(each, lines, loader.counts, count)
+    return {count: [each[i] for i in range(len(each))] for count, each in found.items()}
 
 
 def _by_caption(
-    figures: Mapping[str, Tensor], lines: np.ndarray, counts: Sequence[int], samples: int
-) -> dict[int, WordFigures]:
+    figures: Mapping[str, Tensor], lines: np.ndarray, counts: np.ndarray, samples: int
+) -> dict[int, TextUncertainty]:
     """[T, B] figures taken apart, without padding."""
     return {
-        int(line): WordFigures(
-            samples,
-            (-figures["nll"][: counts[line], column]).exp(),
-            *(
-                figures[part][: counts[line], column]
-                for part in ("total", "aleatoric", "epistemic")
-            ),
+        int(line): TextUncertainty(
+            samples, **{name: value[: counts[line], column] for name, value in figures.items()}
         )
         for column, line in enumerate(lines)
         if line >= 0

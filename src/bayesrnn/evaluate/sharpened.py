@@ -66,29 +66,23 @@ def evaluate_sharpened(
     carried: Sequence[Tensor] = ()  # the state of the mean, which learns
     nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
     state: State | None = None
-    before, loader.position = loader.position, 0
-    try:
-        for batch in loader:
-            with evaluating(model), model.weights("sample"):
+    for batch in loader.whole(advance):
+        with evaluating(model), model.weights("sample"):
 
-                def mean_loss() -> Tensor:
-                    logits, _ = model(batch.x, state)  # noqa: B023 - used at once
-                    return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
+            def mean_loss() -> Tensor:
+                logits, _ = model(batch.x, state)  # noqa: B023 - used at once
+                return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
 
-                model.resample(mean_loss, generator, around)
-                logits, after = model(batch.x, state)
-                nll += token_losses(logits, batch.y).double().sum()
-                paid = model.local_kl()
-                assert paid is not None
-                kl += paid
-                state = detach(after)
-            if learner is not None:
-                with torch.enable_grad():
-                    _, *carried = learner(batch.x, batch.y, *carried)
-            if advance is not None:
-                advance(batch.targets)
-    finally:
-        loader.position = before
+            model.resample(mean_loss, generator, around)
+            logits, after = model(batch.x, state)
+            nll += token_losses(logits, batch.y).double().sum()
+            paid = model.local_kl()
+            assert paid is not None
+            kl += paid
+            state = detach(after)
+        if learner is not None:
+            with torch.enable_grad():
+                _, *carried = learner(batch.x, batch.y, *carried)
     tokens = loader.targets
     bound = (nll + kl).item() / tokens
     return Bound(

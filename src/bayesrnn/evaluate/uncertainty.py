@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.batching import StreamLoader
+from bayesrnn.data.batching import Batch, StreamLoader
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
@@ -76,6 +76,20 @@ class TextUncertainty:
         """Whether the most probable token came."""
         return self.top_tokens[:, 0] == self.targets
 
+    @property
+    def confidence(self) -> float:
+        """The geometric mean of the probabilities of what came."""
+        return (-self.nll.mean()).exp().item()
+
+    def part(self, start: int, stop: int) -> "TextUncertainty":
+        """The figures of some of the tokens."""
+        return TextUncertainty(
+            **{
+                name: value if name == "samples" else value[start:stop]
+                for name, value in vars(self).items()
+            }
+        )
+
     def summary(self) -> dict[str, float]:
         """Means over the text, by name; entropies in nats a token."""
         nll = self.nll.mean().item()
@@ -100,6 +114,47 @@ def text_uncertainty(
     The draws are nested: those of a smaller number are the first of a larger one, whatever the
     others are. `advance` is told the number of targets after every cut of every draw.
     """
+    check_reading(samples, top)
+    wanted = sorted(set(samples))
+    mean = [Reader(model, None, loader.device)] if 0 in wanted else []
+    draws = [Reader(model, s, loader.device) for s in draw_seeds(seed, wanted[-1])]
+    found: dict[int, list[dict[str, Tensor]]] = {count: [] for count in wanted}
+    with evaluating(model):
+        for batch in loader.whole():
+
+            def read(reader: Reader, batch: Batch = batch) -> Tensor:
+                logits = reader.read(batch.x)
+                if advance is not None:
+                    advance(batch.targets)
+                return logits
+
+            for count, cut in by_draws(mean, draws, read, batch.y, wanted, top).items():
+                found[count].append(cut)
+    return {count: TextUncertainty(count, **_joined(cuts)) for count, cuts in found.items()}
+
+
+def by_draws(
+    mean: Sequence[Reader],
+    draws: Sequence[Reader],
+    read: Callable[[Reader], Tensor],
+    y: Tensor,
+    samples: Sequence[int],
+    top: int,
+) -> dict[int, dict[str, Tensor]]:
+    """One cut's figures, [T, B] each, by each number of draws: `read` gives a reader's logits."""
+    found = {}
+    for readers in (mean, draws):
+        sums = Sums(y)
+        for count, reader in enumerate(readers, start=1):
+            sums.add(read(reader))
+            key = 0 if readers is mean else count
+            if key in samples:
+                found[key] = sums.figures(top)
+    return found
+
+
+def check_reading(samples: Sequence[int], top: int) -> None:
+    """What may be asked of a reading."""
     require(
         (len(samples) > 0, "samples", "must name at least one number of draws"),
         (
@@ -109,31 +164,11 @@ def text_uncertainty(
         ),
         (top >= 1, "top", f"must be at least 1, got {top}"),
     )
-    wanted = sorted(set(samples))
-    mean = [Reader(model, None, loader.device)] if 0 in wanted else []
-    draws = [Reader(model, s, loader.device) for s in draw_seeds(seed, wanted[-1])]
-    found: dict[int, list[dict[str, Tensor]]] = {count: [] for count in wanted}
-    before, loader.position = loader.position, 0
-    try:
-        with evaluating(model):
-            for batch in loader:
-                for readers in (mean, draws):
-                    sums = Sums(batch.y)
-                    for count, reader in enumerate(readers, start=1):
-                        sums.add(reader.read(batch.x))
-                        if advance is not None:
-                            advance(batch.targets)
-                        key = 0 if readers is mean else count
-                        if key in found:
-                            found[key].append(sums.figures(top))
-    finally:
-        loader.position = before
-    return {count: TextUncertainty(count, **_joined(cuts)) for count, cuts in found.items()}
 
 
-def reading_cost(loader: StreamLoader, samples: Sequence[int]) -> int:
-    """All that `text_uncertainty` will tell `advance`."""
-    return loader.targets * (max(samples) + (0 in samples))
+def reading_cost(targets: int, samples: Sequence[int]) -> int:
+    """All that `text_uncertainty` and `caption_uncertainty` will tell `advance`."""
+    return targets * (max(samples) + (0 in samples))
 
 
 def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocabulary) -> None:
@@ -219,6 +254,13 @@ def _joined(cuts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Cuts [T, B] to [N], stream after stream: the order of the text."""
     whole = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]}
     return {name: figure.transpose(0, 1).flatten(0, 1) for name, figure in whole.items()}
+
+
+def joined(texts: Sequence[TextUncertainty]) -> TextUncertainty:
+    """One after another, as if they were one; all by the same number of draws."""
+    names = [name for name in vars(texts[0]) if name != "samples"]
+    whole = {name: torch.cat([getattr(text, name) for text in texts]) for name in names}
+    return TextUncertainty(texts[0].samples, **whole)
 
 
 # --- texts that are unlike the one trained on ----------------------------------------------------

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COLOURS = 6
 """How many of the page's colours are for runs; then they start over."""
 CURVE_POINTS = 200
+FEW = 0.02
+"""The share of captions whose mean says little."""
 LONGEST_NAME = 36
 """Letters of a run's name in a legend."""
 SCORES = ("perplexity", "error_percent", "rmse", "per")
@@ -228,6 +230,24 @@ def risk_coverage(runs: Runs) -> list["go.Figure"]:
         _line(figure, index, run, x.tolist(), y.tolist(), "", mode="lines")
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(range=[0, 1.01])
+    return _drawn(figure, runs)
+
+
+def captions_kept(runs: Runs) -> list["go.Figure"]:
+    """CIDEr of the surest captions; the very first ones, which are few, are left out."""
+    figure = _figure("share of captions kept, the surest first", "CIDEr (mean)")
+    dashes = {"total": "solid", "epistemic": "dash"}
+    for index, run in enumerate(runs):
+        for part, curve in run.spoken.kept.items() if run.spoken else ():
+            if part == "epistemic" and not run.draws:
+                continue
+            count = len(curve.risk)
+            at = np.unique(np.linspace(FEW * count, count - 1, CURVE_POINTS).astype(int))
+            x, y = curve.coverage.numpy()[at], -curve.risk.numpy()[at]
+            first = part == "total"  # the only one in the legend
+            points = x.tolist(), y.tolist()
+            _line(figure, index, run, *points, part, dashes[part], first, mode="lines")
+    figure.update_xaxes(range=[0, 1.01], tickformat=".0%")
     return _drawn(figure, runs)
 
 

@@ -1,7 +1,7 @@
-"""What is measured of one run for its report: plain numbers, of which figures and page are made."""
+"""What is known of one run for its report: plain numbers, of which figures and page are made."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,75 +10,25 @@ import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import SpeechData, StreamLoader, TextData, load_text
-from bayesrnn.errors import UserError, require
-from bayesrnn.evaluate import (
-    Reliability,
-    RiskCoverage,
-    TextUncertainty,
-    entropy_gap,
-    evaluate_labelled,
-    evaluate_speech,
-    evaluate_text,
-    reliability,
-    reversed_text,
-    risk_coverage,
-    text_uncertainty,
-    unigram_entropy,
-)
-from bayesrnn.evaluate.calibration import calibration
-from bayesrnn.evaluate.ctc import greedy, prefix_search
-from bayesrnn.evaluate.outputs import Categorical
-from bayesrnn.evaluate.uncertainty import reading_cost
+from bayesrnn.data import CaptionData, SpeechData, TextData
+from bayesrnn.errors import UserError
+from bayesrnn.evaluate import Reliability, RiskCoverage
+from bayesrnn.evaluate.reader import Watch
 from bayesrnn.models.dropout import Mask
-from bayesrnn.prune import (
-    SAFE_THRESHOLD,
-    Pruned,
-    bits_per_weight,
-    mixed,
-    pruning_curve,
-    signal_to_noise,
-)
-from bayesrnn.pruned_run import watched_figure
+from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signal_to_noise
 from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.report.captions import Spoken
+from bayesrnn.report.choices import Choices
 from bayesrnn.report.maps import Matrix, matrices
-from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
-from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.report.passage import Passage
+from bayesrnn.report.readings import read_captions, read_labelled, read_speech, read_text
+from bayesrnn.saving import load
 from bayesrnn.train.run import read_metrics
-from bayesrnn.train.speech import SpeechTask
-from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
-FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
-"""Pruned for the curve."""
+READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
+"""By the kind of data; all others are labelled."""
 RATIO_EDGES = np.linspace(-4, 2, 91)
 """Of the histogram of signal to noise, in log10; what lies outside is put into the last ones."""
-
-Watch = Callable[[str, int], Callable[[int], None]]
-"""Told what is done and how much of it there is, gives what to tell of every piece."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a user may choose. `tokens` is how much of a text is read (0: all of it), `samples` are
-    numbers of draws (0: the mean), and `text` is the file to shade instead of the run's own."""
-
-    samples: tuple[int, ...] = (0, 1, 2, 5, 10)
-    split: str = "test"
-    tokens: int = 5000
-    text: Path | None = None
-    data: str = ""
-    seed: int = 1
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def __post_init__(self) -> None:
-        require(
-            (
-                len(self.samples) > 0 and min(self.samples) >= 0,
-                "samples",
-                f"must be numbers of draws, 0 or above, got {list(self.samples)}",
-            ),
-            (self.tokens >= 0, "tokens", f"must be 0 (all) or above, got {self.tokens}"),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +50,12 @@ class Findings:
     split: str
     read: int
     """Predictions made of the split."""
+    measured: str
+    """What was read, in words."""
     by_draws: list[dict[str, Any]]
     """A line of scores for each number of draws."""
-    unigram: float | None
     reliability: Reliability | None
     risk: RiskCoverage | None
-    passage: Passage | None
     pruning: list[Pruned]
     pruning_score: str
     """What the curve's error is."""
@@ -116,9 +66,12 @@ class Findings:
     matrices: list[Matrix]
     bits_per_weight: float | None
     """None where weights have no description length."""
-    notes: list[str]
-    watched: str = "valid_perplexity"
+    watched: str
     """The figure by which a best epoch was kept, where one was."""
+    notes: list[str]
+    unigram: float | None = None
+    passage: Passage | None = None
+    spoken: Spoken | None = None
 
     @property
     def is_text(self) -> bool:
@@ -165,8 +118,7 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "Some of its weights are points, which have no signal to noise and no bits; each "
             "tensor is pruned by itself."
         )
-    readers = {TextData: _read_text, SpeechData: _read_speech}
-    read = readers.get(type(recipe.data), _read_labelled)
+    read = READERS.get(type(recipe.data), read_labelled)
     found = read(run, model, recipe, counts, choices, watch)
     return Findings(
         name,
@@ -211,162 +163,6 @@ def _differ(model: Bayesian) -> bool:
     return _spread(model) or any(mask.rate > 0 and mask.at_test for mask in masks)
 
 
-def _read_text(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
-    """A text and its reverse, the passage, and the pruning curve on the validation text."""
-    settings, vocabulary = recipe.data, load_vocabulary(run)
-    assert isinstance(settings, TextData)
-    corpus = load_text(settings, vocabulary)
-
-    def stream(ids: NDArray[np.int32], name: str) -> StreamLoader:
-        return StreamLoader(ids, 1, EVALUATION_TOKENS, device=choices.device, name=name)
-
-    def read(ids: NDArray[np.int32], what: str, top: int = 1) -> dict[int, TextUncertainty]:
-        loader = stream(ids, what)
-        advance = watch(f"reading {what}", reading_cost(loader, counts))
-        return text_uncertainty(model, loader, counts, choices.seed, top, advance)
-
-    ids = _first(corpus.ids[choices.split], choices.tokens)
-    text = read(ids, f"the {choices.split} text", TOP)
-    backwards = read(reversed_text(ids), "it reversed")
-    most = text[max(counts)]
-    passage = passage_of_split(most, ids, settings, vocabulary, choices.split)
-    if choices.text is not None:
-        tokens = passage_of_file(choices.text, settings)
-        own = read(np.array(vocabulary.encode(tokens), np.int32), str(choices.text), TOP)
-        passage = Passage(str(choices.text), tokens, own[max(counts)], settings, vocabulary)
-    valid = stream(_first(corpus.ids["valid"], choices.tokens), "valid")
-    advance = watch("pruning", valid.targets * len(FRACTIONS))
-    return {
-        "unit": "words" if settings.tokens != "characters" else "characters",
-        "read": len(most.targets),
-        "by_draws": [
-            {
-                **each.summary(),
-                **asdict(each.calibration()),
-                "entropy_reversed": backwards[count].total.mean().item(),
-                "entropy_gap": entropy_gap(each, backwards[count]).gap,
-            }
-            for count, each in text.items()
-        ],
-        "unigram": unigram_entropy(ids),
-        "reliability": reliability(most.max_probability, most.correct),
-        "risk": risk_coverage(-most.max_probability, ~most.correct),
-        "passage": passage,
-        "pruning": pruning_curve(
-            model,
-            lambda m: evaluate_text(m, valid, advance=advance).perplexity,
-            FRACTIONS,
-            mixed(model),
-        ),
-        "pruning_score": "validation perplexity",
-    }
-
-
-def _read_labelled(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
-    """Images or reviews: calibration where classes are predicted, and the pruning curve."""
-    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
-    task = LabelledTask(recipe, choices.device, vocabulary)
-    examples = task.examples(choices.split)
-    classes = isinstance(task.output, Categorical)
-    targets = task.data.splits[choices.split].y.cpu()
-    by_draws: list[dict[str, Any]] = []
-    for count in sorted(counts):
-        advance = watch(f"reading the {choices.split} set", examples.targets * max(count, 1))
-        generator = torch.Generator(choices.device).manual_seed(choices.seed)
-        result, mean = evaluate_labelled(model, examples, task.output, count, generator, advance)
-        parts = {part: getattr(mean, part).double().mean().item() for part in mean._fields[1:]}
-        scores = asdict(calibration(mean.mean.cpu(), targets)) if classes else {}
-        by_draws.append({"samples": count, **result.scores, **parts, **scores})
-    diagram = risk = None
-    if classes:
-        confidence, predicted = mean.mean.cpu().max(dim=1)
-        diagram = reliability(confidence, predicted == targets)
-        risk = risk_coverage(-confidence, predicted != targets)
-    watched = task.watched.partition("_")[0]
-    score = task.watched.removeprefix(f"{watched}_")
-    held_out = task.examples(watched)
-    advance = watch("pruning", held_out.targets * len(FRACTIONS))
-
-    def error(pruned: Bayesian) -> float:
-        scored, _ = evaluate_labelled(pruned, held_out, task.output, advance=advance)
-        return scored.scores[score]
-
-    notes = [f"It is trained on {task.unit}: there is no text to shade, and none to reverse."]
-    if not classes:
-        notes.append("It predicts numbers, so it has no classes to be calibrated on.")
-    return {
-        "unit": task.unit,
-        "read": examples.targets,
-        "by_draws": by_draws,
-        "unigram": None,
-        "reliability": diagram,
-        "risk": risk,
-        "passage": None,
-        "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
-        "pruning_score": f"{watched} {score}".replace("_", " "),
-        "watched": task.watched,
-        "notes": notes,
-    }
-
-
-def _read_speech(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
-    """Utterances: the loss, the label error rate, and the pruning curve."""
-    task = SpeechTask(recipe, choices.device, load_vocabulary(run))
-    heard = task.utterances(choices.split)
-    by_draws: list[dict[str, Any]] = []
-    for count in sorted(counts):
-        advance = watch(f"reading the {choices.split} set", heard.targets * max(count, 1))
-        generator = torch.Generator(choices.device).manual_seed(choices.seed)
-        by_draws.append(
-            asdict(evaluate_speech(model, heard, prefix_search, count, generator, advance))
-        )
-    figure = watched_figure(task, decode=greedy)
-    advance = watch("pruning", len(FRACTIONS))
-    curve = pruning_curve(
-        model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
-    )
-    return {
-        "unit": task.unit,
-        "read": heard.targets,
-        "by_draws": by_draws,
-        "unigram": None,
-        "reliability": None,
-        "risk": None,
-        "passage": None,
-        "pruning": curve,
-        "pruning_score": f"{figure.name.partition('_')[0]} label errors, %",
-        "watched": task.watched,
-        "notes": [
-            f"It is trained on speech: there is no text to shade, and none to reverse. An "
-            f"utterance's {task.unit} are scored all together, by every way to say them, so there "
-            "are no single predictions to be calibrated on; `bayesrnn transcribe --samples 10` "
-            "says how sure each label is. Labels are read off by prefix search; in the curves of "
-            "learning and pruning, by the best path."
-        ],
-    }
-
-
 def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, Any]:
     """Signal to noise, and the weight matrices as pictures."""
     advance = watch("looking at the weights", 1)
@@ -382,8 +178,3 @@ def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, An
     advance(1)
     bits = bits_per_weight(model, generator)
     return {"ratios": ratios, "noisy": noisy, "matrices": found, "bits_per_weight": bits}
-
-
-def _first(ids: NDArray[np.int32], tokens: int) -> NDArray[np.int32]:
-    """As many ids as `tokens` predictions need; 0: all."""
-    return np.array(ids[: tokens + 1] if tokens else ids)

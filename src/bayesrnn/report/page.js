@@ -78,61 +78,77 @@ if (["light", "dark"].includes(remembered.get())) setTheme(remembered.get());
 onSwitch("theme", () => { setTheme(chosen("theme")); remembered.set(chosen("theme")); redraw(all(".plot")); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(all(".plot")));
 
-// --- the shaded text ------------------------------------------------------------------------------
+// --- shaded words ---------------------------------------------------------------------------------
 
-const reading = document.querySelector(".reading");
-const spoken = (word) => (word === "<unk>" ? "unknown word" : word === "<eos>" || word === "\n" ? "¶ end of line" : word === " " ? "␣ blank" : word);
 const percent = (p) => (p >= 0.1 ? Math.round(100 * p) : p >= 0.001 ? (100 * p).toFixed(1) : "<\u00a00.1") + "\u00a0%";
-const figuresOf = (word) => data.passages[word.closest(".page").dataset.run][word.dataset.i];
+const figuresOf = (word) => data.passages[word.closest("[data-words]").dataset.words][word.dataset.i];
+const choosable = (page) => all('.w[role="button"]', page);
 
-function shade() {
-  const measure = chosen("measure");
-  const [low, high] = data.scales[measure];
-  reading.dataset.measure = measure;
-  reading.querySelector(".scale-low").textContent = `${low.toFixed(2)} nats`;
-  reading.querySelector(".scale-high").textContent = `${high.toFixed(2)} nats`;
-  for (const word of all(".w", reading)) {
-    const figures = figuresOf(word);
-    word.style.setProperty("--u", figures && high > low ? Math.max(0, Math.min((figures[measure] - low) / (high - low), 1)).toFixed(3) : 0);
+// A text, or the captions: words to shade and to choose from, and what is told of the one chosen.
+function openReading(reading) {
+  const group = reading.dataset.reading;
+  const end = reading.dataset.end;
+  const spoken = (word) => (word === "<unk>" ? "unknown word" : word === "<eos>" || word === "\n" ? end : word === " " ? "␣ blank" : word);
+
+  function shade() {
+    const measure = chosen(`measure-${group}`);
+    const [low, high] = data.scales[group][measure];
+    reading.dataset.measure = measure;
+    reading.querySelector(".scale-low").textContent = `${low.toFixed(2)} nats`;
+    reading.querySelector(".scale-high").textContent = `${high.toFixed(2)} nats`;
+    for (const word of all(".w", reading)) {
+      const figures = figuresOf(word);
+      word.style.setProperty("--u", figures && high > low ? Math.max(0, Math.min((figures[measure] - low) / (high - low), 1)).toFixed(3) : 0);
+    }
   }
+
+  function choose(word) {
+    const figures = figuresOf(word);
+    if (!figures) return;
+    const page = word.closest(".page");
+    all(".chosen-word", page).forEach((other) => { other.classList.remove("chosen-word"); other.tabIndex = -1; });
+    word.classList.add("chosen-word");
+    word.tabIndex = 0;
+    const text = word.classList.contains("mark") ? end : word.textContent;
+    reading.querySelector(".chosen").textContent = text;
+    reading.querySelector(".came").textContent = `came with probability ${percent(figures.probability)}`;
+    for (const part of all(".parts div", reading)) part.querySelector("dd").textContent = figures[part.className].toFixed(3);
+    const list = reading.querySelector(".top-words");
+    list.replaceChildren(...figures.top.map(([word_, p]) => {
+      const line = document.createElement("li");
+      const name = document.createElement("span");
+      const value = document.createElement("b");
+      name.textContent = spoken(word_);
+      value.textContent = percent(p);
+      line.style.setProperty("--p", p);
+      line.classList.toggle("hit", spoken(word_) === text || (text === "‹unk›" && word_ === "<unk>"));
+      line.append(name, value);
+      return line;
+    }));
+  }
+
+  function showPage(run) {
+    for (const page of all(".page", reading)) page.hidden = page.dataset.run !== run;
+    const page = reading.querySelector(".page:not([hidden])");
+    const before = page.querySelector(".chosen-word");
+    const near = page.querySelector(".pictures > li") ?? page; // to be seen beside what is told of it
+    choose(before ?? choosable(near).reduce((best, word) => (figuresOf(word).epistemic > figuresOf(best).epistemic
+      || (figuresOf(best).epistemic === 0 && figuresOf(word).total > figuresOf(best).total) ? word : best)));
+  }
+
+  for (const page of all(".page", reading)) {
+    const listen = (kind, act) => page.addEventListener(kind, (event) => { const word = event.target.closest('.w[role="button"]'); if (word) act(word); });
+    listen("pointerover", choose);
+    listen("click", choose);
+    listen("focusin", choose);
+    page.addEventListener("keydown", walk);
+  }
+  onSwitch(`measure-${group}`, shade);
+  onSwitch("passage", () => { if (group === "text") showPage(chosen("passage")); });
+  shade();
+  showPage(reading.querySelector(".page:not([hidden])").dataset.run);
 }
 
-function choose(word) {
-  const figures = figuresOf(word);
-  if (!figures) return;
-  const page = word.closest(".page");
-  all(".chosen-word", page).forEach((other) => { other.classList.remove("chosen-word"); other.tabIndex = -1; });
-  word.classList.add("chosen-word");
-  word.tabIndex = 0;
-  const text = word.classList.contains("mark") ? "¶ end of line" : word.textContent;
-  reading.querySelector(".chosen").textContent = text;
-  reading.querySelector(".came").textContent = `came with probability ${percent(figures.probability)}`;
-  for (const part of all(".parts div", reading)) part.querySelector("dd").textContent = figures[part.className].toFixed(3);
-  const list = reading.querySelector(".top-words");
-  list.replaceChildren(...figures.top.map(([word_, p]) => {
-    const line = document.createElement("li");
-    const name = document.createElement("span");
-    const value = document.createElement("b");
-    name.textContent = spoken(word_);
-    value.textContent = percent(p);
-    line.style.setProperty("--p", p);
-    line.classList.toggle("hit", spoken(word_) === text || (text === "‹unk›" && word_ === "<unk>"));
-    line.append(name, value);
-    return line;
-  }));
-}
-
-function choosable(page) {
-  return all('.w[role="button"]', page);
-}
-function showPage(run) {
-  for (const page of all(".page", reading)) page.hidden = page.dataset.run !== run;
-  const page = reading.querySelector(".page:not([hidden])");
-  const words = choosable(page);
-  const before = page.querySelector(".chosen-word");
-  choose(before ?? words.reduce((best, word) => (figuresOf(word).epistemic > figuresOf(best).epistemic
-    || (figuresOf(best).epistemic === 0 && figuresOf(word).total > figuresOf(best).total) ? word : best)));
-}
 function walk(event) {
   const words = choosable(event.currentTarget);
   const at = words.indexOf(event.target.closest(".w"));
@@ -156,19 +172,7 @@ function upOrDown(words, at, key) {
   }
   return best;
 }
-if (reading) {
-  for (const page of all(".page", reading)) {
-    const listen = (kind, act) => page.addEventListener(kind, (event) => { const word = event.target.closest('.w[role="button"]'); if (word) act(word); });
-    listen("pointerover", choose);
-    listen("click", choose);
-    listen("focusin", choose);
-    page.addEventListener("keydown", walk);
-  }
-  onSwitch("measure", shade);
-  onSwitch("passage", () => showPage(chosen("passage")));
-  shade();
-  showPage(reading.querySelector(".page:not([hidden])").dataset.run);
-}
+all(".reading").forEach(openReading);
 
 // --- the maps -------------------------------------------------------------------------------------
 

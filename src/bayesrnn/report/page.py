@@ -6,8 +6,8 @@ It asks nothing of the network, and its own policy (Content-Security-Policy) for
 import base64
 import functools
 import gzip
+import itertools
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,12 @@ import numpy as np
 
 from bayesrnn import __version__
 from bayesrnn.files import write_atomic
-from bayesrnn.models import SpeechSettings
 from bayesrnn.report import figures
-from bayesrnn.report.findings import Choices, Findings
+from bayesrnn.report.captions import gather, sample, thumbnail
+from bayesrnn.report.choices import Choices
+from bayesrnn.report.findings import Findings
 from bayesrnn.report.passage import LONGEST, MEASURES, Passage, scales
+from bayesrnn.report.table import draw_table, head_rows
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -87,6 +89,13 @@ CHARTS = (
         figures.risk_coverage,
     ),
     Chart(
+        "captions_kept",
+        "Captions kept",
+        "The mean CIDEr when only the surest captions are kept, by total (solid) and by epistemic "
+        "uncertainty (dashed). A line that falls to the right knows which captions are bad.",
+        figures.captions_kept,
+    ),
+    Chart(
         "pruning",
         "Pruning",
         "The score without the weights of lowest signal to noise.",
@@ -129,12 +138,13 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
     maps = [_maps(run, index) for index, run in enumerate(runs)]
     for each in maps:
         charts |= each.pop("figures")
-    passages = [run.passage for run in runs if run.passage is not None]
-    ends = scales(passages)
+    passages = [run.passage for run in runs]
+    captions = _captions(runs, choices, len(passages))
+    spoken = [said["passage"] for card in captions["cards"] for said in card["said"]]
     data = {
         "figures": charts,
-        "scales": ends,
-        "passages": [_words(run.passage) for run in runs],
+        "scales": {"text": scales(passages), "captions": scales(spoken)},
+        "passages": [_words(passage) for passage in [*passages, *spoken]],
         "maps": [gate for each in maps for matrix in each["matrices"] for gate in matrix["gates"]],
     }
     return environment.get_template("page.html").render(
@@ -146,11 +156,12 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
         charts={chart.key: chart for chart in CHARTS},
         shown=shown,
         maps=maps,
+        captions=captions,
         measures=MEASURES,
         longest=LONGEST,
-        measured=_measured(runs, choices),
+        measured=_measured(runs),
         most=max(choices.samples),
-        by_draws=[_draw_table(run) for run in runs],
+        by_draws=[draw_table(run) for run in runs],
         style=_trusted((FOLDER / "page.css").read_text()),
         script=_trusted((FOLDER / "page.js").read_text()),
         data=_trusted(as_script(data)),
@@ -184,168 +195,45 @@ def _trusted(text: str) -> Any:
     return Markup(text)
 
 
-# --- the head table -------------------------------------------------------------------------------
-
-Cell = tuple[float | str | None, str]
-"""A value and how it is written."""
-
-
-def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
-    """Key, title and a cell a run; rows in which no run has anything are left out."""
-    rows: list[tuple[str, str, Callable[[Findings], float | str | None], str]] = [
-        ("data", "data", lambda run: run.recipe.data.kind, ""),
-        ("network", "network", _network, ""),
-        ("posterior", "posterior", lambda run: _kinds(run.recipe.posterior), ""),
-        ("prior", "prior", lambda run: _kinds(run.recipe.prior), ""),
-        ("weights", "weights", lambda run: run.weights, "{:,}"),
-        ("epochs", "epochs", lambda run: _last(run, "epoch"), "{:,}"),
-        ("seconds", "training time", lambda run: _last(run, "seconds"), "time"),
-        ("speed", "speed (median)", _speed, "{:,.0f}/s"),
-        ("error_bits", "error bits, epoch kept", _kept("error_bits"), "{:,.0f}"),
-        ("complexity_bits", "complexity bits, epoch kept", _kept("complexity_bits"), "{:,.0f}"),
-        ("ratio", "both over a uniform code, epoch kept", _kept("ratio"), "{:,.3f}"),
-        ("bits_per_weight", "bits a weight", lambda run: run.bits_per_weight, "{:,.3f}"),
-        ("best", "held out, best epoch", _best, "{:,.4g}"),
-        ("last", "held out, last epoch", lambda run: _watched(run, -1), "{:,.4g}"),
-    ]
-    split = runs[0].split
-    most = max(line["samples"] for run in runs for line in run.by_draws)
-    for key, title, form in (
-        ("perplexity", f"{split} perplexity", "{:,.2f}"),
-        ("error_percent", f"{split} error", "{:.2f} %"),
-        ("rmse", f"{split} root mean square error", "{:.4f}"),
-        ("per", f"{split} label error rate", "{:.2f} %"),
-    ):
-        rows.append((f"{key}_mean", f"{title}, by the mean", _score(key, 0), form))
-        if most:
-            rows.append((f"{key}_draws", f"{title}, by {most} draws", _score(key, most), form))
-    rows += [
-        ("ece", "calibration error", _score("ece"), "{:.4f}"),
-        ("aurc", "risk-coverage area", _score("aurc"), "{:.4f}"),
-        ("total", "uncertainty, total", _score("total"), "{:.4f}"),
-        ("epistemic", "of it epistemic", _score("epistemic"), "{:.4f}"),
-        ("entropy_gap", "entropy gap", _score("entropy_gap"), "{:.4f}"),
-        ("noisy", "weights below signal to noise 0.83", lambda run: run.noisy, "{:.1%}"),
-    ]
-    found = []
-    for key, title, value, form in rows:
-        cells = [(v := value(run), written(v, form)) for run in runs]
-        if any(v is not None for v, _ in cells):
-            found.append((key, title, cells))
-    return found
-
-
-def written(value: float | str | None, form: str) -> str:
-    """A figure for people.
-
-    >>> written(3725.0, "time"), written(None, "{:.1f}")
-    ('1 h 2 min', '–')
-    """
-    if value is None:
-        return "–"
-    if isinstance(value, str):
-        return value
-    if form == "time":
-        minutes, seconds = divmod(round(value), 60)
-        if minutes >= 60:
-            return f"{minutes // 60} h {minutes % 60} min"
-        return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return form.format(value)
-
-
-def _network(run: Findings) -> str:
-    settings = run.recipe.model
-    if isinstance(settings, SpeechSettings):
-        cells = " + ".join(map(str, settings.cells))
-        grid, line = f"2-D LSTM {cells}", f"BLSTM {settings.layers} × {settings.hidden}"
-        return grid if settings.network == "mdlstm" else line
-    cell = getattr(settings, "cell", "mlp").upper()
-    return f"{cell} {settings.layers} × {settings.hidden}"
-
-
-def _kinds(given: Any) -> str:
-    """The kind of a posterior or a prior; several, where a recipe has one a weight."""
-    each = given.values() if isinstance(given, dict) else [given]
-    return ", ".join(sorted({one.kind.replace("_", " ") for one in each}))
-
-
-def _last(run: Findings, key: str) -> float | None:
-    return run.epochs[-1].get(key) if run.epochs else None
-
-
-def _kept(key: str) -> Callable[[Findings], float | None]:
-    """Of the epoch whose model the run has."""
-    return lambda run: None if run.kept is None else run.kept.get(key)
-
-
-def _speed(run: Findings) -> float | None:
-    pace = [value for _, value in figures.speeds(run)]
-    return statistics.median(pace) if pace else None
-
-
-def _watched(run: Findings, epoch: int) -> float | None:
-    key = figures.watched_key(run)
-    return None if key is None else run.epochs[epoch][key]
-
-
-def _best(run: Findings) -> float | None:
-    key = figures.watched_key(run)
-    return None if key is None else min(line[key] for line in run.epochs)
-
-
-def _score(key: str, samples: int | None = None) -> Callable[[Findings], float | None]:
-    """Of the line with so many draws; None: with the most."""
-
-    def find(run: Findings) -> float | None:
-        lines = [line for line in run.by_draws if samples in (None, line["samples"])]
-        return lines[-1].get(key) if lines else None
-
-    return find
-
-
-DRAW_COLUMNS = {
-    "nll": "NLL",
-    "perplexity": "perplexity",
-    "error_percent": "error %",
-    "rmse": "RMSE",
-    "per": "label error %",
-    "total": "total",
-    "aleatoric": "aleatoric",
-    "epistemic": "epistemic",
-    "entropy_gap": "gap",
-    "brier": "Brier",
-    "accuracy": "accuracy",
-    "ece": "ECE",
-    "aurc": "AURC",
-}
-
-
-def _draw_table(run: Findings) -> dict[str, Any]:
-    keys = [key for key in DRAW_COLUMNS if key in run.by_draws[0]]
-    lines = [
-        [
-            figures.draws_named(line["samples"]),
-            *(written(line[key], "{:,.4f}" if key != "perplexity" else "{:,.2f}") for key in keys),
-        ]
-        for line in run.by_draws
-    ]
-    return {"columns": [DRAW_COLUMNS[key] for key in keys], "lines": lines}
-
-
-def _measured(runs: Sequence[Findings], choices: Choices) -> str:
+def _measured(runs: Sequence[Findings]) -> str:
     """What the figures are of, in words; once, where it is the same for all runs."""
     parts: dict[str, list[str]] = {}
     for run in runs:
-        first = "the first " if run.is_text and run.read == choices.tokens else "all "
-        what = "text" if run.is_text else "set"
-        text = f"{first}{run.read:,} {run.unit} of the {run.split} {what}"
-        parts.setdefault(text, []).append(run.name)
+        parts.setdefault(run.measured, []).append(run.name)
     if len(parts) == 1:
         return next(iter(parts))
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in parts.items())
 
 
-# --- the shaded text and the maps -----------------------------------------------------------------
+# --- the shaded words and the maps ----------------------------------------------------------------
+
+
+def _captions(runs: Sequence[Findings], choices: Choices, first: int) -> dict[str, Any]:
+    """A sample of the pictures that runs captioned; the captions' words have the numbers from
+    `first` on among the page's passages."""
+    pictures = gather([run.spoken for run in runs])
+    chosen = sample(pictures, choices.seed)
+    numbers = itertools.count(first)
+    cards = [
+        {
+            "name": picture.name,
+            "image": choices.pictures and thumbnail(choices.pictures, picture.name),
+            "said": [
+                {"run": place, "passage": passage, "number": next(numbers)}
+                for place, passage in picture.said.items()
+            ],
+            "same": len(picture.said) > 1 and not picture.differs,
+            "references": picture.references,
+        }
+        for picture in chosen
+    ]
+    differing = sum(picture.differs for picture in pictures)
+    return {
+        "cards": cards,
+        "pictures": len(pictures),
+        "differing": differing,
+        "missing": sum(card["image"] is None for card in cards),
+    }
 
 
 def _words(passage: Passage | None) -> list[dict[str, Any] | None]:

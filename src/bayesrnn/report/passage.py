@@ -45,7 +45,8 @@ class Passage:
     source: str
     tokens: list[str]
     found: TextUncertainty
-    settings: TextData
+    split_by: str
+    """How the text was split into tokens: a `TextData.tokens`."""
     vocabulary: Vocabulary
 
     @property
@@ -73,9 +74,9 @@ class Passage:
 
     def _spaced(self, before: str, text: str) -> bool:
         """Whether a blank is between two tokens of a line: as `decode_text` has it."""
-        if self.settings.tokens == "characters" or text == END:
+        if self.split_by == "characters" or text == END:
             return False
-        if self.settings.tokens == "whitespace":
+        if self.split_by == "whitespace":
             return True
         return not re.fullmatch(r"[.,;:!?)\]%]", text) and not re.fullmatch(r"[(\[$]", before)
 
@@ -93,8 +94,8 @@ def passage_of_split(
     start = next((int(place) + 1 for place in ends if place >= 20), 0)
     stop = min(start + LENGTH, len(ids))
     tokens = vocabulary.decode(ids[start:stop].tolist())
-    part = _part(found, max(start - 1, 0), stop - 1)
-    return Passage(f"the {split} text", tokens, part, settings, vocabulary)
+    part = found.part(max(start - 1, 0), stop - 1)
+    return Passage(f"the {split} text", tokens, part, settings.tokens, vocabulary)
 
 
 def passage_of_file(path: Path, settings: TextData) -> list[str]:
@@ -105,18 +106,14 @@ def passage_of_file(path: Path, settings: TextData) -> list[str]:
     return tokens
 
 
-def _part(found: TextUncertainty, start: int, stop: int) -> TextUncertainty:
-    """The figures of some of the tokens."""
-    figures = {name: value[start:stop] for name, value in vars(found).items() if name != "samples"}
-    return TextUncertainty(found.samples, **figures)
-
-
-def scales(passages: Sequence[Passage]) -> dict[str, tuple[float, float]]:
+def scales(passages: Sequence[Passage | None]) -> dict[str, tuple[float, float]]:
     """The values of each measure that get no shade and the full one, the same for all runs of a
     page: nearly the lowest and the highest there are."""
     ends: dict[str, tuple[float, float]] = {}
     for name in MEASURES:
-        values = [getattr(p.found, name) for p in passages if p.samples or name != "epistemic"]
+        values = [
+            getattr(p.found, name) for p in passages if p and (p.samples or name != "epistemic")
+        ]
         low, high = np.quantile(np.concatenate(values), (0.05, 0.99)) if values else (0.0, 0.0)
         ends[name] = (float(low), float(high))
     return ends

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,11 +78,20 @@ class CaptionTask:
         return self.data.splits[split]
 
     def captions(
-        self, split: str, streams: int = EVALUATION_CAPTIONS, seed: int | None = None
+        self,
+        split: str,
+        streams: int = EVALUATION_CAPTIONS,
+        seed: int | None = None,
+        words: int = 0,
     ) -> CaptionLoader:
-        """All captions of a split; without a seed in a fixed order, for evaluation."""
+        """All captions of a split, or the first ones that together have no more than `words` words;
+        without a seed in a fixed order, for evaluation."""
         pictures = self.pictures(split)
         of, ids = pictures.encoded(self.vocabulary)
+        if words:
+            sums = np.cumsum([len(caption) for caption in ids])
+            count = max(1, int(np.searchsorted(sums, words, side="right")))
+            of, ids = of[:count], ids[:count]
         return CaptionLoader(
             [pictures.rows[i] for i in of],
             ids,

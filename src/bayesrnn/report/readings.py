@@ -1,0 +1,257 @@
+"""What is measured of a run on its data: a reader for each kind of data, and all give the same
+names of figures."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data import StreamLoader, TextData, load_text
+from bayesrnn.evaluate import (
+    TextUncertainty,
+    caption_uncertainty,
+    entropy_gap,
+    evaluate_captions,
+    evaluate_labelled,
+    evaluate_speech,
+    evaluate_text,
+    reliability,
+    reversed_text,
+    risk_coverage,
+    text_uncertainty,
+    unigram_entropy,
+)
+from bayesrnn.evaluate.calibration import calibration
+from bayesrnn.evaluate.caption_scores import can_score
+from bayesrnn.evaluate.ctc import greedy, prefix_search
+from bayesrnn.evaluate.outputs import Categorical
+from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.uncertainty import joined, reading_cost
+from bayesrnn.prune import mixed, pruning_curve
+from bayesrnn.pruned_run import watched_figure
+from bayesrnn.recipe import Recipe
+from bayesrnn.report.captions import speak
+from bayesrnn.report.choices import Choices
+from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
+from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.train.captioning import CaptionTask
+from bayesrnn.train.speech import SpeechTask
+from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask, LanguageTask
+
+FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+"""Pruned for the curve."""
+UNSCORED = "Its captions have no BLEU and CIDEr; the scorers are in the extra bayesrnn[captions]."
+
+
+def read_text(
+    run: Path,
+    model: Bayesian,
+    recipe: Recipe,
+    counts: Sequence[int],
+    choices: Choices,
+    watch: Watch,
+) -> dict[str, Any]:
+    """A text and its reverse, the passage, and the pruning curve on the validation text."""
+    settings, vocabulary = recipe.data, load_vocabulary(run)
+    assert isinstance(settings, TextData)
+    corpus = load_text(settings, vocabulary)
+
+    def stream(ids: NDArray[np.int32], name: str) -> StreamLoader:
+        return StreamLoader(ids, 1, EVALUATION_TOKENS, device=choices.device, name=name)
+
+    def read(ids: NDArray[np.int32], what: str, top: int = 1) -> dict[int, TextUncertainty]:
+        loader = stream(ids, what)
+        advance = watch(f"reading {what}", reading_cost(loader.targets, counts))
+        return text_uncertainty(model, loader, counts, choices.seed, top, advance)
+
+    ids = _first(corpus.ids[choices.split], choices.tokens)
+    text = read(ids, f"the {choices.split} text", TOP)
+    backwards = read(reversed_text(ids), "it reversed")
+    most = text[max(counts)]
+    passage = passage_of_split(most, ids, settings, vocabulary, choices.split)
+    if choices.text is not None:
+        tokens = passage_of_file(choices.text, settings)
+        own = read(np.array(vocabulary.encode(tokens), np.int32), str(choices.text), TOP)
+        passage = Passage(str(choices.text), tokens, own[max(counts)], settings.tokens, vocabulary)
+    unit = "words" if settings.tokens != "characters" else "characters"
+    valid = stream(_first(corpus.ids["valid"], choices.tokens), "valid")
+    advance = watch("pruning", valid.targets * len(FRACTIONS))
+    return {
+        "unit": unit,
+        "read": len(most.targets),
+        "measured": (
+            f"{'the first' if len(ids) < len(corpus.ids[choices.split]) else 'all'} "
+            f"{len(most.targets):,} {unit} of the {choices.split} text"
+        ),
+        "by_draws": [
+            {
+                **each.summary(),
+                **asdict(each.calibration()),
+                "entropy_reversed": backwards[count].total.mean().item(),
+                "entropy_gap": entropy_gap(each, backwards[count]).gap,
+            }
+            for count, each in text.items()
+        ],
+        "unigram": unigram_entropy(ids),
+        "reliability": reliability(most.max_probability, most.correct),
+        "risk": risk_coverage(-most.max_probability, ~most.correct),
+        "passage": passage,
+        "pruning": pruning_curve(
+            model,
+            lambda m: evaluate_text(m, valid, advance=advance).perplexity,
+            FRACTIONS,
+            mixed(model),
+        ),
+        "pruning_score": "validation perplexity",
+        "watched": LanguageTask.watched,
+    }
+
+
+def read_labelled(
+    run: Path,
+    model: Bayesian,
+    recipe: Recipe,
+    counts: Sequence[int],
+    choices: Choices,
+    watch: Watch,
+) -> dict[str, Any]:
+    """Images or reviews: calibration where classes are predicted, and the pruning curve."""
+    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
+    task = LabelledTask(recipe, choices.device, vocabulary)
+    examples = task.examples(choices.split)
+    classes = isinstance(task.output, Categorical)
+    targets = task.data.splits[choices.split].y.cpu()
+    by_draws: list[dict[str, Any]] = []
+    for count in sorted(counts):
+        advance = watch(f"reading the {choices.split} set", examples.targets * max(count, 1))
+        generator = torch.Generator(choices.device).manual_seed(choices.seed)
+        result, mean = evaluate_labelled(model, examples, task.output, count, generator, advance)
+        parts = {part: getattr(mean, part).double().mean().item() for part in mean._fields[1:]}
+        scores = asdict(calibration(mean.mean.cpu(), targets)) if classes else {}
+        by_draws.append({"samples": count, **result.scores, **parts, **scores})
+    diagram = risk = None
+    if classes:
+        confidence, predicted = mean.mean.cpu().max(dim=1)
+        diagram = reliability(confidence, predicted == targets)
+        risk = risk_coverage(-confidence, predicted != targets)
+    watched = task.watched.partition("_")[0]
+    score = task.watched.removeprefix(f"{watched}_")
+    held_out = task.examples(watched)
+    advance = watch("pruning", held_out.targets * len(FRACTIONS))
+
+    def error(pruned: Bayesian) -> float:
+        scored, _ = evaluate_labelled(pruned, held_out, task.output, advance=advance)
+        return scored.scores[score]
+
+    notes = [f"It is trained on {task.unit}: there is no text to shade, and none to reverse."]
+    if not classes:
+        notes.append("It predicts numbers, so it has no classes to be calibrated on.")
+    return {
+        "unit": task.unit,
+        "read": examples.targets,
+        "measured": f"all {examples.targets:,} {task.unit} of the {choices.split} set",
+        "by_draws": by_draws,
+        "reliability": diagram,
+        "risk": risk,
+        "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
+        "pruning_score": f"{watched} {score}".replace("_", " "),
+        "watched": task.watched,
+        "notes": notes,
+    }
+
+
+def read_captions(
+    run: Path,
+    model: Bayesian,
+    recipe: Recipe,
+    counts: Sequence[int],
+    choices: Choices,
+    watch: Watch,
+) -> dict[str, Any]:
+    """What people said of pictures, read by draws; what the model says of them; and the pruning
+    curve."""
+    task = CaptionTask(recipe, choices.device, load_vocabulary(run))
+    pictures = task.pictures(choices.split)
+    loader = task.captions(choices.split, words=choices.tokens)
+    advance = watch("reading what people said", reading_cost(loader.targets, counts))
+    found = caption_uncertainty(model, loader, task.vectors, counts, choices.seed, advance=advance)
+    by_draws = {count: joined(each) for count, each in found.items()}
+    most = by_draws[max(counts)]
+    watched = task.watched.partition("_")[0]
+    held_out = task.captions(watched, words=choices.tokens)
+    advance = watch("pruning", held_out.targets * len(FRACTIONS))
+    every = "all" if len(loader.counts) == sum(map(len, pictures.captions)) else "the first"
+    notes = [] if can_score() else [UNSCORED]
+    return {
+        "unit": task.unit,
+        "read": loader.targets,
+        "measured": (
+            f"{every} {loader.targets:,} words that people said of the {choices.split} pictures"
+        ),
+        "by_draws": [
+            {**each.summary(), **asdict(each.calibration())} for each in by_draws.values()
+        ],
+        "reliability": reliability(most.max_probability, most.correct),
+        "risk": risk_coverage(-most.max_probability, ~most.correct),
+        "spoken": speak(model, task, choices.split, max(counts), choices.seed, watch),
+        "pruning": pruning_curve(
+            model,
+            lambda m: evaluate_captions(m, held_out, task.vectors, advance=advance).perplexity,
+            FRACTIONS,
+            mixed(model),
+        ),
+        "pruning_score": f"{watched} perplexity",
+        "watched": task.watched,
+        "notes": notes,
+    }
+
+
+def read_speech(
+    run: Path,
+    model: Bayesian,
+    recipe: Recipe,
+    counts: Sequence[int],
+    choices: Choices,
+    watch: Watch,
+) -> dict[str, Any]:
+    """Utterances: the loss, the label error rate, and the pruning curve."""
+    task = SpeechTask(recipe, choices.device, load_vocabulary(run))
+    heard = task.utterances(choices.split)
+    by_draws: list[dict[str, Any]] = []
+    for count in sorted(counts):
+        advance = watch(f"reading the {choices.split} set", heard.targets * max(count, 1))
+        generator = torch.Generator(choices.device).manual_seed(choices.seed)
+        found = evaluate_speech(model, heard, prefix_search, count, generator, advance)
+        by_draws.append(asdict(found))
+    figure = watched_figure(task, decode=greedy)
+    advance = watch("pruning", len(FRACTIONS))
+    return {
+        "unit": task.unit,
+        "read": heard.targets,
+        "measured": f"all {heard.targets:,} {task.unit} of the {choices.split} set",
+        "by_draws": by_draws,
+        "reliability": None,
+        "risk": None,
+        "pruning": pruning_curve(
+            model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
+        ),
+        "pruning_score": f"{figure.name.partition('_')[0]} label errors, %",
+        "watched": task.watched,
+        "notes": [
+            "It is trained on speech: there is no text to shade, and none to reverse. An "
+            f"utterance's {task.unit} are scored all together, by every way to say them, so there "
+            "are no single predictions to be calibrated on; `bayesrnn transcribe --samples 10` "
+            "says how sure each label is. Labels are read off by prefix search; in the curves of "
+            "learning and pruning, by the best path."
+        ],
+    }
+
+
+def _first(ids: NDArray[np.int32], tokens: int) -> NDArray[np.int32]:
+    """As many ids as `tokens` predictions need; 0: all."""
+    return np.array(ids[: tokens + 1] if tokens else ids)
