@@ -18,7 +18,7 @@ Pair = tuple[Tensor, Tensor]
 
 COLUMNS = 32
 """How many vectors a sparse matrix is multiplied with at a time: more do not stay in the cache."""
-PAYS_FROM = 0.9
+PAYS_FROM = 0.95
 """The part of zeros from which a text is read faster without them."""
 LSTM_FROM = 1 << 20
 """The recurrent weights of a layer from which that holds for an LSTM: a smaller one's are in the
