@@ -146,3 +146,14 @@ def products_in(precision: str) -> Iterator[None]:
 def second_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Of low priority, for work that nothing waits for."""
     return torch.cuda.Stream(device, priority=0) if device.type == "cuda" else None
+
+
+@contextmanager
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What is launched inside runs on that stream, after all that was launched so far."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield

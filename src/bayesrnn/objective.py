@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from bayesrnn.bayes.bayesian import Bayesian, Look, in_process_group
-from bayesrnn.bayes.block import Charge
+from bayesrnn.bayes.gradients import Charge
 from bayesrnn.bayes.kl import Estimator
 
 

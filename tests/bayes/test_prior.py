@@ -24,7 +24,7 @@ from bayesrnn.bayes import (
     bayesianize,
     default_input_axis,
 )
-from bayesrnn.bayes.block import Hyper
+from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.errors import Invalid
 
 MIXTURE = {"pi": 0.3, "sigma1": 0.9, "sigma2": 0.15}

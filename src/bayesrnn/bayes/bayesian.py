@@ -10,10 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.block import Block, Charge, Hyper, beside
+from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.gradients import Charge
+from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.placement import GATES, Placement, place
 from bayesrnn.bayes.posterior import Tensors
+from bayesrnn.engine import beside
 from bayesrnn.models.dropout import Mask
 
 

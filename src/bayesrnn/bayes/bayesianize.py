@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes.bayesian import Bayesian
-from bayesrnn.bayes.block import Block, Hyper
+from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import check_pair
 from bayesrnn.bayes.layout import Weight
 from bayesrnn.bayes.posterior import Gaussian, Posterior

@@ -11,13 +11,13 @@ others read as 0, as do their noise and their gradients, and the KL is that of t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.bayes.gradients import Charge, Complexity, DrawTheta, Lay, Local
+from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import (
     Draw,
     Estimator,
@@ -31,7 +31,6 @@ from bayesrnn.bayes.passes import (
     further_pass,
     gather_pass,
     gradient_pass,
-    local_pass,
     look,
     settle_pass,
     value_pass,
@@ -46,65 +45,6 @@ from bayesrnn.engine import compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Hyper(nn.Module):
-    """The present values of one prior object's parameters: numbers, fitted, or learnt.
-
-    Fitted ones are buffers, learnt ones parameters in an unconstrained form (log of a scale, logit
-    of a probability), so both are saved with the model.
-    """
-
-    def __init__(self, prior: Prior, like: Tensor) -> None:
-        super().__init__()
-        self.prior = prior
-        for name in prior.named("fit"):
-            self.register_buffer(name, like.new_tensor(prior.start[name]))
-        for name in prior.named("learn"):
-            start = torch.tensor(prior.start[name], dtype=torch.float64)
-            raw = {"real": start, "positive": start.log(), "unit": start.logit()}
-            value = raw[prior.domains[name]].to(like)
-            self.register_parameter(name, nn.Parameter(value))
-
-    def values(self) -> dict[str, Number]:
-        """Numbers and 0-d tensors by parameter name, constrained."""
-        values: dict[str, Number] = {}
-        for name, domain in self.prior.domains.items():
-            setting = getattr(self.prior, name)
-            if setting == "learn":
-                raw: Tensor = getattr(self, name)
-                values[name] = {"real": raw, "positive": raw.exp(), "unit": raw.sigmoid()}[domain]
-            else:
-                values[name] = getattr(self, name) if setting == "fit" else float(setting)
-        return values
-
-    def learnt(self) -> tuple[Tensor, ...]:
-        """The parameters that move by gradient (none, where all are numbers, fitted or frozen)."""
-        return tuple(p for p in self.parameters() if p.requires_grad)
-
-    @torch.no_grad()
-    def fit(self, means: Sequence[Tensor], scales: Sequence[Tensor | None]) -> None:
-        """Set the fitted values to their optimum for these posteriors."""
-        if self.prior.named("fit"):
-            wide = [widened(mean) for mean in means]
-            spread = [None if scale is None else widened(scale) for scale in scales]
-            for name, value in self.prior.fit(wide, spread, self.values()).items():
-                getattr(self, name).copy_(value)
-
-
-@dataclass
-class Charge:
-    """A KL term whose gradient is to be added, once, to that of the loss."""
-
-    hyper: Hyper
-    estimator: Estimator
-    noise: Tensors
-    values: dict[str, Number] = field(default_factory=dict)
-    state: list[tuple[int, int]] = field(default_factory=list)
-    weight: float | Tensor = 1.0
-    local: float = 0.0  # of the part that each batch is charged in full
-    precisions: dict[str, Tensor] = field(default_factory=dict)
-    done: bool = False
 
 
 class Summary:
@@ -139,135 +79,6 @@ def _state(parameters: Tensors) -> list[tuple[int, int]]:
         (tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version)
         for tensor in parameters.values()
     ]
-
-
-class _DrawTheta(torch.autograd.Function):
-    """theta = posterior.draw(...), a tensor a weight; its gradient is the posterior's, and a
-    charged KL's with it."""
-
-    @staticmethod
-    def forward(
-        block: "Block", prior: Prior | None, noise: Tensors, *parameters: Tensor
-    ) -> tuple[Tensor, ...]:
-        return block.draw_from(block.named(parameters), noise, prior)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.block, _, noise, *parameters = inputs
-        ctx.noise_names = tuple(noise)
-        ctx.placement = ctx.block.placement
-        ctx.save_for_backward(*noise.values(), *parameters)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        block: Block = ctx.block
-        count = len(ctx.noise_names)
-        saved = ctx.saved_tensors  # asked for once: checkpointing allows no second time
-        noise = dict(zip(ctx.noise_names, saved[:count], strict=True))
-        parameters = block.named(saved[count:])
-        if block.posterior.per_sequence and not block.one_sequence:
-            raise RuntimeError(
-                "the Fisher estimate of sigma's gradient needs the gradient of one sequence at a "
-                "time: give FreeEnergy a vector with one loss a sequence and call its "
-                'loss.backward(), or use Gaussian(estimator="reparameterised")'
-            )
-        of_losses = block.corners(gradients, ctx.placement)
-        charge = block.charge
-        if charge is None or charge.done or not _same(charge.noise, noise):
-            joined = block.joined(parameters, of_losses)
-            pulled = block.collected(block.posterior.pull(block.spread(parameters), noise, joined))
-            return None, None, None, *(pulled[name] for name in block.parameter_names)
-        charge.done = True
-        if block.posterior.second_order:
-            block.of_loss = block.kept(block.joined(parameters, of_losses))
-        with beside(block.stream):
-            result = block.gradients(parameters, charge, of_losses)
-        if block.stream is not None:
-            block.held.extend(gradients)
-        return None, None, None, *(result[name] for name in block.parameter_names)
-
-
-class _Lay(torch.autograd.Function):
-    """A flat tensor of weights, laid where the block's placement says."""
-
-    @staticmethod
-    def forward(block: "Block", flat: Tensor) -> tuple[Tensor, ...]:
-        return block.laid(block.layout.split(flat))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.block, flat = inputs
-        ctx.placement = ctx.block.placement
-        ctx.save_for_backward(flat)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        block: Block = ctx.block
-        (flat,) = ctx.saved_tensors
-        return None, block.joined({"loc": flat}, block.corners(gradients, ctx.placement))
-
-
-class _Complexity(torch.autograd.Function):
-    """KL[q || p] of a block at its present draw, with its gradient in closed form."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, block: "Block", hyper: Hyper, estimator: Estimator, *tensors: Tensor
-    ) -> Tensor:
-        count = len(block.parameter_names)
-        learnt = () if torch.is_inference_mode_enabled() else hyper.learnt()
-        assert block.noise is not None
-        ctx.block = block
-        ctx.charge = block.last_charge = Charge(hyper, estimator, block.noise)
-        by_prior: tuple[Tensor, ...] = ()
-        with torch.set_grad_enabled(bool(learnt)):  # of the prior's few numbers: autograd does
-            value = block.divergence(block.named(tensors[:count]), ctx.charge)
-            if learnt:
-                by_prior = torch.autograd.grad(value, learnt)
-        ctx.save_for_backward(*tensors[:count], *by_prior)
-        return value.detach()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        block: Block = ctx.block
-        count = len(block.parameter_names)
-        saved = ctx.saved_tensors
-        result = block.gradients(block.named(saved[:count]), ctx.charge)
-        return None, None, None, *(gradients[0] * g for g in (*result.values(), *saved[count:]))
-
-
-class _Local(torch.autograd.Function):
-    """The KL a batch is charged in full, with its gradient in closed form."""
-
-    @staticmethod
-    def forward(ctx: Any, block: "Block", *tensors: Tensor) -> Tensor:
-        assert block.noise is not None
-        ctx.block, ctx.noise = block, block.noise
-        ctx.save_for_backward(*tensors)
-        parameters = block.named(tensors)
-        total = tensors[0].new_zeros((), dtype=torch.float64)
-        run = block.run(local_pass)
-        for _, given, noise in block.cut(parameters, block.noise):
-            total = total + run(block.posterior, given, noise)
-        return total.to(torch.promote_types(tensors[0].dtype, torch.float32))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        block: Block = ctx.block
-        parameters = block.named(ctx.saved_tensors)
-        posterior, spread = block.posterior, block.spread(parameters)
-        pulled = posterior.pull_further(spread, ctx.noise, None, 1.0)
-        d_scale = posterior.pull_local(spread, ctx.noise, 1.0)
-        if d_scale is not None:
-            pulled |= posterior.chain(spread, torch.zeros_like(d_scale), d_scale)
-        found = block.collected(pulled)
-        return None, *(
-            gradients[0] * found[name] if name in found else None for name in block.parameter_names
-        )
 
 
 class Block(nn.Module):
@@ -399,7 +210,7 @@ class Block(nn.Module):
         assert self.noise is not None
         parameters = self.parameters_by_name
         wanted = prior if torch.is_grad_enabled() else None
-        theta = _DrawTheta.apply(self, wanted, self.noise, *parameters.values())
+        theta = DrawTheta.apply(self, wanted, self.noise, *parameters.values())
         return dict(zip(self._placed_names(), theta, strict=True))
 
     def draw_from(
@@ -429,7 +240,7 @@ class Block(nn.Module):
         """These weights, flat, where draws lie; differentiable."""
         if self.placement is None:
             return self.layout.split(flat if self.dtype is None else flat.to(self.dtype))
-        return dict(zip(self._placed_names(), _Lay.apply(self, flat), strict=True))
+        return dict(zip(self._placed_names(), Lay.apply(self, flat), strict=True))
 
     def laid(self, tensors: Tensors) -> tuple[Tensor, ...]:
         """These named weights, copied to where draws lie."""
@@ -516,11 +327,11 @@ class Block(nn.Module):
         """KL[q || p], summed over the weights left, at the present draw where it is sampled."""
         check_estimator(estimator, self.posterior, hyper.prior)
         tensors = (*self.parameters_by_name.values(), *hyper.learnt())
-        return _Complexity.apply(self, hyper, estimator, *tensors)
+        return Complexity.apply(self, hyper, estimator, *tensors)
 
     def local_kl(self) -> Tensor:
         """The part of the KL that this batch is charged in full."""
-        return _Local.apply(self, *self.parameters_by_name.values())
+        return Local.apply(self, *self.parameters_by_name.values())
 
     def divergence(self, parameters: Tensors, charge: Charge) -> Tensor:
         """The KL's value; what its gradient needs of whole groups is left in `charge`."""
@@ -709,24 +520,8 @@ class Block(nn.Module):
         return self
 
 
-@contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What is launched inside runs on that stream, after all that was launched so far."""
-    if stream is None:
-        yield
-        return
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
-    with torch.cuda.stream(stream):
-        yield
-
-
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum()
-
-
-def _same(one: Tensors, other: Tensors) -> bool:
-    """Whether it is the same noise (by place: a graph hands out new tensors on old memory)."""
-    return all(one[name].data_ptr() == other[name].data_ptr() for name in one)
 
 
 def _frozen(value: Number) -> Number:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes.bayesian import Bayesian
-from bayesrnn.bayes.block import Block, Hyper
+from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Draw, exact_pair
 from bayesrnn.bayes.layout import Weight
 from bayesrnn.bayes.passes import look

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder
-from bayesrnn.commands.tables import show, shown
-from bayesrnn.prune import Pruned, Ranking, Structure
+from bayesrnn.commands.tables import show, shown, watching
+from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
 
 
@@ -80,38 +79,14 @@ def prune(
 
     bayesrnn prune runs/ptb --thresholds 0,0.1,0.5,1,2 --retrain 5 --out runs/ptb-table
     """
-    given = [fraction, threshold, curve, thresholds]
-    if sum(value is not None for value in given) != 1:
-        raise typer.BadParameter(
-            "give one of --fraction, --threshold, --curve (of fractions) and --thresholds"
-        )
-    if (threshold is not None or thresholds is not None) and (per_tensor or by != "snr"):
-        raise typer.BadParameter(
-            "a threshold is of the signal to noise, the same for all tensors: leave out "
-            "--per-tensor and --by"
-        )
-    if lr is not None and not retrain:
-        raise typer.BadParameter("--lr is of --retrain; give that too")
     several = curve is not None or thresholds is not None
-    if not several and (split is not None or streams is not None):
-        raise typer.BadParameter("--split and --streams are of --curve and --thresholds")
-    if out is None and (retrain or not several):
-        raise typer.BadParameter("--out is needed, to write to")
-    if out is not None and several and not retrain:
-        raise typer.BadParameter("a curve writes nothing without --retrain; leave out --out")
-    if several and scale:
-        raise typer.BadParameter("--scale is of --fraction and --threshold; a curve keeps scales")
+    _check_choice(fraction, threshold, curve, thresholds, by, per_tensor)
+    _check_rest(several, out, retrain, lr, split is not None or streams is not None, scale)
     if several:
         fractions = None if curve is None else _numbers("--curve", curve)
         limits = None if thresholds is None else _numbers("--thresholds", thresholds)
-        console = Console(stderr=True)
-        hidden = quiet or bool(retrain) or not console.is_terminal
-        with Progress(console=console, transient=True, disable=hidden) as bar:
-            line = bar.add_task("pruning", total=len(fractions or limits or ()))
-
-            def advance(_: Pruned) -> None:
-                bar.advance(line)
-
+        with watching(hidden=quiet or bool(retrain)) as watch:
+            advance = watch("pruning", len(fractions or limits or ()))
             found = run_curve(
                 run,
                 fractions,
@@ -126,7 +101,7 @@ def prune(
                 data,
                 device,
                 quiet,
-                advance,
+                lambda _: advance(1),
             )
         _show_curve(run, found, bool(retrain), as_json)
         return
@@ -142,6 +117,42 @@ def prune(
     show(figures, "pruning", as_json)
     if not as_json:
         _show_structure(done.structure)
+
+
+def _check_choice(
+    fraction: float | None,
+    threshold: float | None,
+    curve: str | None,
+    thresholds: str | None,
+    by: Ranking,
+    per_tensor: bool,
+) -> None:
+    """Which weights go is said in one way."""
+    if sum(value is not None for value in (fraction, threshold, curve, thresholds)) != 1:
+        raise typer.BadParameter(
+            "give one of --fraction, --threshold, --curve (of fractions) and --thresholds"
+        )
+    if (threshold is not None or thresholds is not None) and (per_tensor or by != "snr"):
+        raise typer.BadParameter(
+            "a threshold is of the signal to noise, the same for all tensors: leave out "
+            "--per-tensor and --by"
+        )
+
+
+def _check_rest(
+    several: bool, out: Path | None, retrain: int, lr: float | None, reading: bool, scale: bool
+) -> None:
+    """What is given suits a curve (of `several` points), or one pruned run."""
+    if lr is not None and not retrain:
+        raise typer.BadParameter("--lr is of --retrain; give that too")
+    if not several and reading:
+        raise typer.BadParameter("--split and --streams are of --curve and --thresholds")
+    if out is None and (retrain or not several):
+        raise typer.BadParameter("--out is needed, to write to")
+    if out is not None and several and not retrain:
+        raise typer.BadParameter("a curve writes nothing without --retrain; leave out --out")
+    if several and scale:
+        raise typer.BadParameter("--scale is of --fraction and --threshold; a curve keeps scales")
 
 
 def _numbers(flag: str, text: str) -> list[float]:

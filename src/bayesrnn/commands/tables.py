@@ -14,10 +14,11 @@ from bayesrnn.evaluate.reader import Watch
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """Bars of progress, on a terminal alone; gone afterwards."""
+def watching(hidden: bool = False) -> Iterator[Watch]:
+    """Bars of progress, on a terminal alone and unless `hidden`; gone afterwards."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    off = hidden or not console.is_terminal
+    with Progress(console=console, transient=True, disable=off) as bar:
         yield lambda what, total: partial(bar.advance, bar.add_task(what, total=total))
 
 

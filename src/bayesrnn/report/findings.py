@@ -21,7 +21,13 @@ from bayesrnn.report.captions import Spoken
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.maps import Matrix, matrices
 from bayesrnn.report.passage import Passage
-from bayesrnn.report.readings import read_captions, read_labelled, read_speech, read_text
+from bayesrnn.report.readings import (
+    Subject,
+    read_captions,
+    read_labelled,
+    read_speech,
+    read_text,
+)
 from bayesrnn.saving import load
 from bayesrnn.train.run import read_metrics
 
@@ -119,7 +125,7 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "tensor is pruned by itself."
         )
     read = READERS.get(type(recipe.data), read_labelled)
-    found = read(run, model, recipe, counts, choices, watch)
+    found = read(Subject(run, model, recipe, counts, choices, watch))
     return Findings(
         name,
         run,

@@ -4,7 +4,7 @@ names of figures."""
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,15 +48,21 @@ FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 UNSCORED = "Its captions have no BLEU and CIDEr; the scorers are in the extra bayesrnn[captions]."
 
 
-def read_text(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
+class Subject(NamedTuple):
+    """What is read, and how: a run, its model and recipe; by which numbers of draws, in which
+    device and part of the data; and who is told of the progress."""
+
+    run: Path
+    model: Bayesian
+    recipe: Recipe
+    counts: Sequence[int]
+    choices: Choices
+    watch: Watch
+
+
+def read_text(subject: Subject) -> dict[str, Any]:
     """A text and its reverse, the passage, and the pruning curve on the validation text."""
+    run, model, recipe, counts, choices, watch = subject
     settings, vocabulary = recipe.data, load_vocabulary(run)
     assert isinstance(settings, TextData)
     corpus = load_text(settings, vocabulary)
@@ -112,15 +118,9 @@ def read_text(
     }
 
 
-def read_labelled(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
+def read_labelled(subject: Subject) -> dict[str, Any]:
     """Images or reviews: calibration where classes are predicted, and the pruning curve."""
+    run, model, recipe, counts, choices, watch = subject
     vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
     task = LabelledTask(recipe, choices.device, vocabulary)
     examples = task.examples(choices.split)
@@ -165,16 +165,10 @@ def read_labelled(
     }
 
 
-def read_captions(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
+def read_captions(subject: Subject) -> dict[str, Any]:
     """What people said of pictures, read by draws; what the model says of them; and the pruning
     curve."""
+    run, model, recipe, counts, choices, watch = subject
     task = CaptionTask(recipe, choices.device, load_vocabulary(run))
     pictures = task.pictures(choices.split)
     loader = task.captions(choices.split, words=choices.tokens)
@@ -211,15 +205,9 @@ def read_captions(
     }
 
 
-def read_speech(
-    run: Path,
-    model: Bayesian,
-    recipe: Recipe,
-    counts: Sequence[int],
-    choices: Choices,
-    watch: Watch,
-) -> dict[str, Any]:
+def read_speech(subject: Subject) -> dict[str, Any]:
     """Utterances: the loss, the label error rate, and the pruning curve."""
+    run, model, recipe, counts, choices, watch = subject
     task = SpeechTask(recipe, choices.device, load_vocabulary(run))
     heard = task.utterances(choices.split)
     by_draws: list[dict[str, Any]] = []
