@@ -5,9 +5,9 @@
     python benchmarks/captions.py run CAPTIONS.json --out OUT     # three seeds of the best of each
     python benchmarks/captions.py score CAPTIONS.json --out OUT > results/flickr8k.json
 
-The features are the npz file beside the captions. OUT holds grid.json and a JSON file a run. The
-number of epochs is chosen with the other settings: a run of fewer epochs is the beginning of a run
-of more.
+The features are the npz file beside the captions. OUT holds grid-KIND.json and a JSON file a run.
+The number of epochs is chosen with the other settings: a run of fewer epochs is the beginning of a
+run of more. With `--only` and `--seeds` several processes share the work, side by side on one GPU.
 """
 
 import json
@@ -82,6 +82,8 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 Captions = Annotated[Path, typer.Argument(help="Flickr8k's captions; features beside them.")]
 Out = Annotated[Path, typer.Option(help="The folder of results.")]
+Only = Annotated[str, typer.Option(help="dropout or brnn alone.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Of all recipes.")]
 
 
 def recipe_of(kind: str, captions: Path, changes: list[str]) -> Recipe:
@@ -104,20 +106,21 @@ def grid(
     out: Out,
     epochs: Annotated[int, typer.Option(help="Of each candidate.")] = 30,
     seconds: Annotated[float, typer.Option(help="Start no candidate that may take longer.")] = 540,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Of all recipes.")] = None,
+    only: Only = "",
+    changes: Changes = None,
 ) -> None:
-    """Train every candidate with one seed; those in OUT/grid.json already are not trained again."""
-    file = out / "grid.json"
-    found: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    """Train every candidate with one seed; those in OUT/grid-KIND.json already are not trained
+    again."""
+    found = {kind: tried(out, kind) for kind in KINDS}
     began, longest = time.monotonic(), 0.0
     turns = [
         (kind, name)
         for place in range(max(map(len, CANDIDATES.values())))
-        for kind in KINDS
+        for kind in (k for k in KINDS if only in ("", k))
         for name in list(CANDIDATES[kind])[place : place + 1]
     ]
     for kind, name in turns:
-        if any((each["kind"], each["name"]) == (kind, name) for each in found):
+        if any(each["name"] == name for each in found[kind]):
             continue
         if time.monotonic() - began + longest > seconds:
             print(f"no time left for {kind} {name!r} and what follows; run it again to go on")
@@ -130,7 +133,7 @@ def grid(
         longest = max(longest, time.monotonic() - start)
         valid = [line["valid_perplexity"] for line in outcome.epochs]
         best = int(np.argmin(valid))
-        found.append(
+        found[kind].append(
             {
                 "kind": kind,
                 "name": name,
@@ -145,33 +148,39 @@ def grid(
             }
         )
         print(f"{kind} {name!r}: {valid[best]:.3f} at epoch {best + 1}, {outcome.seconds:.0f} s")
-        write(file, found)
-    for kind in KINDS:
-        print(kind, "best:", best_of(found, kind)["name"])
+        write(out / f"grid-{kind}.json", found[kind])
+    for kind in (k for k in KINDS if found[k]):
+        print(kind, "best:", best_of(found[kind])["name"])
 
 
-def best_of(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+def tried(out: Path, kind: str) -> list[dict[str, Any]]:
+    """What `grid` has found so far."""
+    file = out / f"grid-{kind}.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def best_of(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The candidate with the lowest validation perplexity."""
-    return min((each for each in found if each["kind"] == kind), key=lambda e: e["best_valid"])
+    return min(found, key=lambda each: each["best_valid"])
 
 
 @app.command()
 def run(
     captions: Captions,
     out: Out,
-    only: Annotated[str, typer.Option(help="dropout or brnn alone.")] = "",
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Of all recipes.")] = None,
+    only: Only = "",
+    seeds: Annotated[list[int] | None, typer.Option(help="1, 2 and 3, if not given.")] = None,
+    changes: Changes = None,
 ) -> None:
     """Train the best of each kind with three seeds, and write all that is to be scored. Runs that
     are in OUT already are left out."""
-    known = json.loads((out / "grid.json").read_text()) if (out / "grid.json").exists() else []
-    for seed in SEEDS:
+    for seed in seeds or SEEDS:
         for kind in (k for k in KINDS if only in ("", k)):
             if (out / f"{kind}-{seed}.json").exists():
                 continue
             own: list[str] = []
-            if known:
-                best = best_of(known, kind)
+            if known := tried(out, kind):
+                best = best_of(known)
                 own = [*best["changes"], f"train.epochs={best['best_epoch']}"]
             own += [f"train.seed={seed}", *(changes or [])]
             write(out / f"{kind}-{seed}.json", one_run(kind, captions, own))
@@ -267,8 +276,7 @@ def score(captions: Captions, out: Out) -> None:
         found[kind], measured[kind] = score_kind(runs, references)
     gains = compare(measured["brnn"], measured["dropout"])
     found["bootstrap"] = {name: asdict(each) for name, each in gains.items()}
-    if (out / "grid.json").exists():
-        found["grid"] = json.loads((out / "grid.json").read_text())
+    found["grid"] = [each for kind in KINDS for each in tried(out, kind)]
     found["entries"] = entries(found)
     print(json.dumps(found))
 
