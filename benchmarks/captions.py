@@ -5,9 +5,10 @@
     python benchmarks/captions.py run CAPTIONS.json --out OUT     # three seeds of the best of each
     python benchmarks/captions.py score CAPTIONS.json --out OUT > results/flickr8k.json
 
-The features are the npz file beside the captions. OUT holds grid-KIND.json and a JSON file a run.
-The number of epochs is chosen with the other settings: a run of fewer epochs is the beginning of a
-run of more. With `--only` and `--seeds` several processes share the work, side by side on one GPU.
+The features are the npz file beside the captions. OUT holds a JSON file a
+candidate and one a run. The number of epochs is chosen with the other settings: a run of fewer
+epochs is the beginning of a run of more. With `--part`, `--only` and `--seeds` several processes
+share the work, side by side on one GPU.
 """
 
 import json
@@ -46,6 +47,14 @@ WAYS = (
     Decoding(beam=5, power=0.7),
 )
 NOT_BAYESIAN = 'bayes.where=["embedding.weight", "rnn.*", "decoder.weight"]'
+ADAM = ["train.optimizer=Adam", "train.lr=0.001", "train.streams=64", "train.clip=5"]
+SGD = [
+    "train.optimizer=SGD",
+    "train.lr=2",
+    "train.streams=20",
+    "train.decay=0.85",
+    "train.decay_after=12",
+]
 CANDIDATES: dict[str, dict[str, list[str]]] = {
     "dropout": {
         "recipe": [],
@@ -53,7 +62,9 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
         "lr 0.002": ["train.lr=0.002"],
         "rates 0.3": ["dropout.input=0.3", "dropout.output=0.3"],
         "rates 0.6": ["dropout.input=0.6", "dropout.output=0.6"],
+        "rates 0.6, lr 0.002": ["dropout.input=0.6", "dropout.output=0.6", "train.lr=0.002"],
         "norm 40": ["model.norm=40.0"],
+        "SGD": SGD,
         "variational 0.4": [
             "dropout.kind=variational",
             "dropout.input=0.4",
@@ -68,14 +79,18 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
     },
     "brnn": {
         "recipe": [],
-        "lr 0.001": ["train.lr=0.001"],
-        "lr 0.004": ["train.lr=0.004"],
-        "scale s/4 to s/2": ["posterior.scale=[0.046, 0.092]"],
-        "scale 0.04": ["posterior.scale=0.04"],
+        "lr 1": ["train.lr=1"],
+        "lr 4": ["train.lr=4"],
+        "batches of 64": ["train.streams=64"],
+        "half the scales": [
+            'posterior."rnn.*".scale=[0.023, 0.046]',
+            'posterior."*".scale=[0.046, 0.092]',
+        ],
         "norm 40": ["model.norm=40.0"],
         "picture not Bayesian": [NOT_BAYESIAN],
         "sigma1 e^-2": ["prior.sigma1=0.1353352832366127"],
         "sigma1 1": ["prior.sigma1=1.0"],
+        "Adam": ADAM,
     },
 }
 
@@ -106,21 +121,22 @@ def grid(
     out: Out,
     epochs: Annotated[int, typer.Option(help="Of each candidate.")] = 30,
     seconds: Annotated[float, typer.Option(help="Start no candidate that may take longer.")] = 540,
-    only: Only = "",
+    part: Annotated[str, typer.Option(help="I/N: the I-th of every N candidates.")] = "1/1",
     changes: Changes = None,
 ) -> None:
-    """Train every candidate with one seed; those in OUT/grid-KIND.json already are not trained
-    again."""
-    found = {kind: tried(out, kind) for kind in KINDS}
+    """Train every candidate with one seed; those that have a file in OUT/grid already are not
+    trained again."""
     began, longest = time.monotonic(), 0.0
+    first, every = map(int, part.split("/"))
     turns = [
         (kind, name)
         for place in range(max(map(len, CANDIDATES.values())))
-        for kind in (k for k in KINDS if only in ("", k))
+        for kind in KINDS
         for name in list(CANDIDATES[kind])[place : place + 1]
     ]
-    for kind, name in turns:
-        if any(each["name"] == name for each in found[kind]):
+    for kind, name in turns[first - 1 :: every]:
+        file = out / "grid" / f"{kind} {name}.json"
+        if file.exists():
             continue
         if time.monotonic() - began + longest > seconds:
             print(f"no time left for {kind} {name!r} and what follows; run it again to go on")
@@ -133,30 +149,25 @@ def grid(
         longest = max(longest, time.monotonic() - start)
         valid = [line["valid_perplexity"] for line in outcome.epochs]
         best = int(np.argmin(valid))
-        found[kind].append(
-            {
-                "kind": kind,
-                "name": name,
-                "changes": own,
-                "best_epoch": best + 1,
-                "best_valid": valid[best],
-                "valid": valid,
-                "train": [line["train_perplexity"] for line in outcome.epochs],
-                "kl": outcome.epochs[-1]["kl"],
-                "seconds": outcome.seconds,
-                "hardware": hardware(),
-            }
-        )
+        found = {
+            "kind": kind,
+            "name": name,
+            "changes": own,
+            "best_epoch": best + 1,
+            "best_valid": valid[best],
+            "valid": valid,
+            "train": [line["train_perplexity"] for line in outcome.epochs],
+            "kl": outcome.epochs[-1]["kl"],
+            "seconds": outcome.seconds,
+            "hardware": hardware(),
+        }
         print(f"{kind} {name!r}: {valid[best]:.3f} at epoch {best + 1}, {outcome.seconds:.0f} s")
-        write(out / f"grid-{kind}.json", found[kind])
-    for kind in (k for k in KINDS if found[k]):
-        print(kind, "best:", best_of(found[kind])["name"])
+        write(file, found)
 
 
 def tried(out: Path, kind: str) -> list[dict[str, Any]]:
     """What `grid` has found so far."""
-    file = out / f"grid-{kind}.json"
-    return json.loads(file.read_text()) if file.exists() else []
+    return [json.loads(file.read_text()) for file in sorted((out / "grid").glob(f"{kind} *.json"))]
 
 
 def best_of(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -197,16 +197,16 @@ def test_the_ten_networks_of_graves_are_the_published_ones() -> None:
         assert model.weight_count == 139_536
 
 
-def test_the_captioners_differ_only_in_what_keeps_them_from_overfitting() -> None:
+def test_the_captioners_are_the_same_network_on_the_same_data() -> None:
+    """How each is trained was chosen on the validation set, for each by itself."""
     dropout, brnn = (
-        read_recipe(path, ["data.path=captions.json", "train.lr=0.001"])
+        read_recipe(path, ["data.path=captions.json"])
         for stem in ("flickr8k-dropout", "flickr8k-brnn")
         for path in RECIPES
         if path.stem == stem
     )
     assert dropout.data == brnn.data
     assert dropout.model == brnn.model
-    assert dropout.train == brnn.train
     assert (dropout.posterior, brnn.dropout) == (Delta(), DropoutSettings())
     assert brnn.prior == ScaleMixture(0.25, math.exp(-1), math.exp(-7), "input")
     assert brnn.model.hidden == 512

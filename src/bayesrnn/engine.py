@@ -149,11 +149,17 @@ def second_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """What is launched inside runs on that stream, after all that was launched so far."""
+def beside(
+    stream: torch.cuda.Stream | None, after: torch.cuda.Event | None = None
+) -> Iterator[None]:
+    """What is launched inside runs on that stream, after all that was launched so far, or after
+    that event."""
     if stream is None:
         yield
         return
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    if after is None:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+    else:
+        stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield

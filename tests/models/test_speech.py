@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesrnn import Gaussian, Normal, bayesianize
 from bayesrnn.errors import Invalid
-from bayesrnn.models import SpeechSettings, build_speech_network
+from bayesrnn.models import SpeechSettings, build_speech_network, speech
 from bayesrnn.models.speech import DIRECTIONS, GridLSTM, HierarchicalNetwork, gather_windows
 
 TINY = SpeechSettings("mdlstm", cells=(2, 3), units=(4,), windows=((2, 2), (2, 3)), init=0.5)
@@ -82,6 +82,38 @@ def test_diagonals_do_what_single_cells_do(height: int, widths: tuple[int, int])
     for one, other in zip(fast, slow, strict=True):
         assert one.abs().max() > 0 or height == 1
         torch.testing.assert_close(one, other)
+
+
+WHERE = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at all inputs
+@pytest.mark.parametrize("device", WHERE)
+def test_a_compiled_diagonal_is_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without code generation, so that no C compiler is needed."""
+    lstm = GridLSTM(2, 3)
+    for parameter in lstm.parameters():
+        nn.init.normal_(parameter)
+    x, widths = torch.randn(2, 4, 5, 2), torch.tensor([5, 2])
+
+    def run() -> list[Tensor]:
+        found = lstm(x, widths)
+        gradients = torch.autograd.grad(found.square().sum(), list(lstm.parameters()))
+        return [each.cpu() for each in (found, *gradients)]
+
+    expected = run()
+    if device == "cuda":
+        lstm, x, widths = lstm.cuda(), x.cuda(), widths.cuda()
+    else:
+        graph = torch.compile(speech._diagonal, fullgraph=True, backend="aot_eager")
+        monkeypatch.setattr(speech, "_diagonal", graph)
+    for one, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 def test_states_that_would_grow_without_bound_stay_finite() -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from bayesrnn.engine import compiled
 from bayesrnn.errors import require
 
 Window = tuple[int, int]
@@ -238,22 +239,31 @@ class GridLSTM(nn.Module):
         frequency row i - 1 of that. Cells before an utterance's start have z, h and c of 0, and so
         give 0.
         """
-        n = self.cells
         _, d, B, H, _ = z.shape
-        p_i, p_1, p_2, p_o = self.peephole.view(d, 1, 1, 4, n).unbind(dim=3)
-        h1 = c1 = z.new_zeros(d, B, H, n)
+        h = c = z.new_zeros(d, B, H, self.cells)
+        # A diagonal is small and there are hundreds: on a GPU each of its kernels costs a launch.
+        step = compiled(_diagonal) if z.is_cuda and torch.is_grad_enabled() else _diagonal
         outputs = []
-        for each in z:
-            h2, c2 = (F.pad(s[:, :, :-1], (0, 0, 1, 0)) for s in (h1, c1))
-            before = torch.cat([h1, h2], dim=-1).view(d, B * H, 2 * n)
-            gates = torch.baddbmm(each.reshape(d, B * H, 5 * n), before, self.weight_hh)
-            i, f1, f2, o, g = gates.view(d, B, H, 5 * n).split(n, dim=-1)
-            i = torch.sigmoid(i + p_i * (c1 + c2))
-            f1, f2 = torch.sigmoid(f1 + p_1 * c1), torch.sigmoid(f2 + p_2 * c2)
-            c1 = (i * g.tanh() + f1 * c1 + f2 * c2).clamp(-STATE_BOUND, STATE_BOUND)
-            h1 = torch.sigmoid(o + p_o * c1) * c1.tanh()
-            outputs.append(h1)
+        for each in z.contiguous():
+            h, c = step(each, h, c, self.weight_hh, self.peephole)
+            outputs.append(h)
         return torch.stack(outputs)
+
+
+def _diagonal(
+    z: Tensor, h1: Tensor, c1: Tensor, weight_hh: Tensor, peephole: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and states [4, B, H, cells] of a diagonal, from those of the one before."""
+    d, B, H, n = h1.shape
+    p_i, p_1, p_2, p_o = peephole.view(d, 1, 1, 4, n).unbind(dim=3)
+    h2, c2 = (F.pad(s[:, :, :-1], (0, 0, 1, 0)) for s in (h1, c1))
+    before = torch.cat([h1, h2], dim=-1).view(d, B * H, 2 * n)
+    gates = torch.baddbmm(z.reshape(d, B * H, 5 * n), before, weight_hh)
+    i, f1, f2, o, g = gates.view(d, B, H, 5 * n).split(n, dim=-1)
+    i = torch.sigmoid(i + p_i * (c1 + c2))
+    f1, f2 = torch.sigmoid(f1 + p_1 * c1), torch.sigmoid(f2 + p_2 * c2)
+    c = (i * g.tanh() + f1 * c1 + f2 * c2).clamp(-STATE_BOUND, STATE_BOUND)
+    return torch.sigmoid(o + p_o * c) * c.tanh(), c
 
 
 class _Turn:
