@@ -546,3 +546,23 @@ def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> 
     refused = cli("evaluate", run, "--sharpened", "--dynamic", "search")
     assert refused.code == 2
     assert "no search" in " ".join(refused.err.replace("│", " ").split())
+
+
+def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli) -> None:
+    run = tmp_path / "run"
+    loop.train(small_recipe(tmp_path, train={"options": {}}), run, quiet=True)
+    found = json.loads(cli("evaluate", run, "--sharpened", "--look", "search", "--json").out)
+    tried = {trial["look"]: trial["perplexity"] for trial in found["search"]}
+    assert found["look"] == min(tried, key=tried.__getitem__)
+    again = cli("evaluate", run, "--sharpened", "--look", found["look"], "--json")
+    assert json.loads(again.out)["bound"] == found["bound"]
+    assert "looks tried" in cli("evaluate", run, "--sharpened", "--look", "search").out
+    assert "let it look with --look" in cli("evaluate", run, "--sharpened").err
+    for flags, message in (
+        (["--look", "1"], "give that too"),
+        (["--sharpened", "--look", "-1"], "a width above 0"),
+        (["--sharpened", "--look", "1", "--look-at", "softmax"], "names none of"),
+    ):
+        refused = cli("evaluate", run, *flags)
+        assert refused.code == 2
+        assert message in " ".join(refused.err.replace("│", " ").split())

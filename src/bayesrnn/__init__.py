@@ -19,6 +19,7 @@ from bayesrnn.bayes import (
     Sharpened,
     Uniform,
     bayesianize,
+    sharpen,
     weight_bits,
 )
 from bayesrnn.data import (
@@ -185,6 +186,7 @@ __all__ = [
     "run_curve",
     "save",
     "search_rate",
+    "sharpen",
     "signal_to_noise",
     "sparse_network",
     "structure",

@@ -14,7 +14,7 @@ import bayesrnn as br
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
-from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import read_metrics
 from small_runs import small_recipe
@@ -327,6 +327,90 @@ def test_a_model_that_does_not_look_has_no_bound() -> None:
     model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Gaussian(0.05))
     with pytest.raises(UserError, match="the model is not sharpened"):
         evaluate_sharpened(model, StreamLoader(np.arange(101) % 20, 4, 5))
+
+
+# --- looks of a trained model --------------------------------------------------------------------
+
+
+def looking_pair(where: str, **sizes: float | bool) -> tuple[br.Bayesian, br.Bayesian]:
+    """A model that was sharpened so from the start, and one that is so afterwards."""
+    torch.manual_seed(1)
+    net = br.LanguageModel(20, 4, 5, 1, init=0.5).double()
+    posteriors = {where: br.Sharpened((0.1, 0.2), clip=0.0, **sizes), "*": br.Gaussian((0.1, 0.2))}
+    from_start = br.bayesianize(net, posteriors, generator=torch.Generator().manual_seed(2))
+    trained = br.bayesianize(net, br.Gaussian((0.1, 0.2)))
+    source = dict(from_start.named_parameters())
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            parameter.copy_(source[name])
+    return from_start, br.sharpen(trained, where, **sizes)
+
+
+@pytest.mark.parametrize("where", ["decoder.*", "rnn.*"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_sharpened_afterwards_it_looks_as_if_it_had_been_from_the_start(
+    where: str, relative: bool
+) -> None:
+    expected, found = looking_pair(where, sigma0=0.3, eta=0.7, relative=relative)
+    loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
+    bounds = [
+        evaluate_sharpened(model, loader, "draw", torch.Generator().manual_seed(3))
+        for model in (expected, found)
+    ]
+    assert bounds[0] == bounds[1]
+    assert bounds[0].kl > 0
+
+
+def test_a_model_that_looked_looks_with_other_weights_and_stays_as_it_was() -> None:
+    model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Sharpened(0.05, eta=0.01))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = br.sharpen(model, "decoder.*", 0.1, 0.2)
+    looks = {
+        weight.name: block.posterior.looks_at_data
+        for block in found.each_block()
+        for weight in block.layout.weights
+    }
+    assert {name for name, it_looks in looks.items() if it_looks} == {
+        "decoder.weight",
+        "decoder.bias",
+    }
+    assert [name for name, _ in found.named_parameters() if name.endswith("eta")] == [
+        "blocks.2.eta"
+    ]
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_the_look_with_the_lowest_bound_is_chosen() -> None:
+    model, _ = looking_pair("decoder.*", sigma0=0.3, eta=0.7)
+    loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
+    search = search_look(model, loader, "decoder.*", (0.01, 0.5, 4.0))
+    assert [trial.look for trial in search.tried] == [0.01, 0.5, 4.0]
+    best = min(search.tried, key=lambda trial: trial.bound)
+    assert search.look == best.look
+    again = looking(model, "decoder.*", best.look, streams=4)
+    found = evaluate_sharpened(again, loader, generator=torch.Generator().manual_seed(1))
+    assert found.bound == best.bound
+    (block,) = [b for b in again.each_block() if b.posterior.looks_at_data]
+    assert isinstance(block.posterior, br.Sharpened)
+    assert (block.posterior.sigma0, block.posterior.relative) == (best.look, True)
+    assert block.posterior.eta == pytest.approx(4 * best.look**2)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "where", "message"),
+    [
+        (br.Gaussian(0.05), "rnn.weight*", "must name whole layers that are Gaussian"),
+        (br.Delta(), "rnn.*", "must name whole layers that are Gaussian"),
+        (br.Gaussian(0.05), "softmax", "'softmax' names none of embedding.weight"),
+    ],
+)
+def test_weights_that_cannot_look_are_refused(
+    posterior: br.Posterior, where: str, message: str
+) -> None:
+    model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), posterior, br.Normal(0.0, 1.0))
+    with pytest.raises(Invalid, match=message):
+        br.sharpen(model, where, 0.1, 0.2)
 
 
 # --- the second order --------------------------------------------------------------------------

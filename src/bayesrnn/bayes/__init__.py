@@ -5,6 +5,7 @@ from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
 from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior, Sharpened
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
+from bayesrnn.bayes.sharpening import sharpen
 
 __all__ = [
     "Bayesian",
@@ -19,5 +20,6 @@ __all__ = [
     "Uniform",
     "bayesianize",
     "default_input_axis",
+    "sharpen",
     "weight_bits",
 ]

@@ -119,6 +119,18 @@ class Block(nn.Module):
         self.keep: Tensor | None
         self._left: Tensor | None = None  # where `keep` is set
 
+    def take(self, posterior: Posterior) -> None:
+        """Another posterior over the same loc and scale; what it learns besides starts anew."""
+        self.posterior, self.noise, self.summary = posterior, None, None
+        loc = self.parameters_by_name["loc"]
+        kept = [name for name in self.parameter_names if name in ("loc", "rho")]
+        for name in set(self.parameter_names) - set(kept):
+            del self._parameters[name]
+        for name in posterior.further:
+            zeros = loc.detach().new_zeros(len(self.layout.weights))
+            self.register_parameter(name, nn.Parameter(zeros))
+        self.parameter_names = (*kept, *posterior.further)
+
     @property
     def parameters_by_name(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self.parameter_names}

@@ -37,7 +37,7 @@ from bayesrnn.evaluate import (
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.evaluate.sharpened import LOOKS, evaluate_sharpened, looking, search_look
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
@@ -65,6 +65,17 @@ def evaluate(
             "--sharpened", help="A sharpened model's bound, in cuts of the shape it was trained on."
         ),
     ] = False,
+    look: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTH|search",
+            help="With --sharpened: looks of this width instead of the trained ones, as a part of "
+            "each weight's own sigma; search tries several on the validation text first.",
+        ),
+    ] = None,
+    look_at: Annotated[
+        str, typer.Option(metavar="PATTERN", help="The weights that --look lets look.")
+    ] = "decoder.*",
     dynamic: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +115,8 @@ def evaluate(
 
     bayesrnn evaluate runs/ptb --dynamic 0.1
 
+    bayesrnn evaluate runs/ptb --sharpened --look search
+
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
     if sharpened:
@@ -113,8 +126,12 @@ def evaluate(
                 "--samples and --streams; with it, --dynamic takes a rate, and no search"
             )
         learning = _rate(dynamic or "0") or 0.0
-        _evaluate_sharpened(run, split, weights or "mean", seed, data, device, learning, as_json)
+        width = None if look is None else _width(look)
+        phi: Literal["mean", "draw"] = "draw" if weights == "sample" else "mean"
+        _evaluate_sharpened(run, split, phi, width, look_at, seed, data, device, learning, as_json)
         return
+    if look is not None:
+        raise typer.BadParameter("--look is of --sharpened; give that too")
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     count = (samples or 10) if (weights == "sample" or samples is not None) else 0
@@ -156,7 +173,7 @@ def evaluate(
         figures["search"] = tried
     show(figures, f"{split} {task.unit}", as_json)
     if tried is not None and not as_json:
-        _show_rates(tried)
+        _show_trials("rate", tried)
 
 
 def _description(
@@ -251,37 +268,64 @@ def _dynamic(
     return {"streams": streams, **asdict(text), **tried}
 
 
-def _show_rates(tried: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("rate", "valid perplexity", title="rates tried")
+def _show_trials(what: str, tried: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(what, "valid perplexity", title=f"{what}s tried")
     for trial in tried:
         value = "diverged" if trial["perplexity"] is None else shown(trial["perplexity"])
-        table.add_row(f"{trial['rate']:g}", value)
+        table.add_row(f"{trial[what]:g}", value)
     Console().print(table)
 
 
 def _evaluate_sharpened(
     run: Path,
     split: str,
-    weights: Weights,
+    around: Literal["mean", "draw"],
+    look: float | Literal["search"] | None,
+    look_at: str,
     seed: int,
     data: str,
     device: str,
     rate: float,
     as_json: bool,
 ) -> None:
-    """`evaluate --sharpened`: phi is the mean, or drawn."""
+    """`evaluate --sharpened`, with the looks of the training or with those of `--look`."""
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, data)
     check_flags(recipe, {"--sharpened": True})
     task = LanguageTask(recipe, place, load_vocabulary(run))
-    loader = task.stream(split, recipe.train.streams, recipe.train.unroll)
+    shape = recipe.train.streams, recipe.train.unroll
+    loader = task.stream(split, *shape)
     generator = torch.Generator(place).manual_seed(seed)
+    figures: dict[str, Any] = {"run": str(run), "split": split}
+    tried: list[dict[str, Any]] = []
     with watching() as watch:
+        if look == "search":
+            valid = task.stream("valid", *shape)
+            advance = watch("trying looks on valid", valid.targets * len(LOOKS))
+            search = search_look(model, valid, look_at, LOOKS, seed, advance)
+            look, tried = search.look, [asdict(trial) for trial in search.tried]
+        if look is not None:
+            model = looking(model, look_at, look, recipe.train.streams)
+            figures |= {"look": look, "look_at": look_at}
         advance = watch(f"reading {split}", loader.targets)
-        phi: Literal["mean", "draw"] = "mean" if weights == "mean" else "draw"
-        found = evaluate_sharpened(model, loader, phi, generator, advance, rate)
-    figures = {"run": str(run), "split": split, **asdict(found)}
+        found = evaluate_sharpened(model, loader, around, generator, advance, rate)
+    figures |= asdict(found) | ({"search": tried} if tried and as_json else {})
     show(figures, f"{split} text, sharpened: an upper bound", as_json)
+    if tried and not as_json:
+        _show_trials("look", tried)
+
+
+def _width(look: str) -> float | Literal["search"]:
+    """What --look gives."""
+    if look == "search":
+        return "search"
+    try:
+        width = float(look)
+    except ValueError:
+        width = math.nan
+    if not 0 < width < math.inf:
+        raise typer.BadParameter(f"--look is a width above 0, or search; got {look!r}")
+    return width
 
 
 def _rate(dynamic: str) -> float | None:

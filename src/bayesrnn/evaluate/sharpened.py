@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, sharpen
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.dynamic import Learner
@@ -41,6 +41,55 @@ class Bound:
     perplexity: float
 
 
+LOOKS = (0.5, 0.75, 1.0, 1.25, 1.5)
+"""Widths of a look that `search_look` tries."""
+
+
+@dataclass(frozen=True)
+class LookTrial:
+    """The bound with looks of one width."""
+
+    look: float
+    bound: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class LookSearch:
+    """The width with the lowest bound, and every one that was tried, in order."""
+
+    look: float
+    tried: tuple[LookTrial, ...]
+
+
+def looking(model: Bayesian, where: str, look: float, streams: int) -> Bayesian:
+    """A copy that looks with the weights named `where`, whatever it was trained with.
+
+    sigma0 is `look` times each weight's own sigma, and eta streams * sigma0^2: where, to first
+    order, a look gains most over what it costs.
+    """
+    return sharpen(model, where, look, streams * look**2, relative=True)
+
+
+def search_look(
+    model: Bayesian,
+    loader: StreamLoader,
+    where: str,
+    looks: Sequence[float] = LOOKS,
+    seed: int = 1,
+    advance: Callable[[int], None] | None = None,
+) -> LookSearch:
+    """Try each width on this text (the validation text, say) and choose the one with the lowest
+    bound. `advance` is told of all the targets of every width."""
+    tried = []
+    for look in looks:
+        generator = torch.Generator(loader.device).manual_seed(seed)
+        one = looking(model, where, look, loader.streams)
+        found = evaluate_sharpened(one, loader, "mean", generator, advance)
+        tried.append(LookTrial(look, found.bound, found.perplexity))
+    return LookSearch(min(tried, key=lambda trial: trial.bound).look, tuple(tried))
+
+
 def evaluate_sharpened(
     model: Bayesian,
     loader: StreamLoader,
@@ -58,8 +107,8 @@ def evaluate_sharpened(
     """
     if not any(block.posterior.looks_at_data for block in model.each_block()):
         raise UserError(
-            "the model is not sharpened, so there is no bound to compute; train one with "
-            'posterior.kind = "sharpened", or evaluate it as it is'
+            "the model is not sharpened, so there is no bound to compute: let it look with --look, "
+            'or train one with posterior.kind = "sharpened"'
         )
     learner = Learner(model, rate) if rate > 0 else None
     model = model if learner is None else learner.model
