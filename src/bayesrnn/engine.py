@@ -149,17 +149,11 @@ def second_stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @contextmanager
-def beside(
-    stream: torch.cuda.Stream | None, after: torch.cuda.Event | None = None
-) -> Iterator[None]:
-    """What is launched inside runs on that stream, after all that was launched so far, or after
-    that event."""
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What is launched inside runs on that stream, after all that was launched so far."""
     if stream is None:
         yield
         return
-    if after is None:
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-    else:
-        stream.wait_event(after)
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield

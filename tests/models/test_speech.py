@@ -92,7 +92,7 @@ WHERE = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at all inputs
+@pytest.mark.filterwarnings("ignore")  # of what torch does to compile
 @pytest.mark.parametrize("device", WHERE)
 def test_a_compiled_diagonal_is_the_same(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU without code generation, so that no C compiler is needed."""

@@ -55,7 +55,6 @@ class Bayesian(nn.Module):
         self._placements: dict[tuple[Block, torch.dtype, bool], Placement | None] = {}
         self._aligned = False  # weights may lie in frames larger than they are
         self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
-        self._drawn_at: torch.cuda.Event | None = None  # when the last draw was made
         self._mode: Literal["auto", "mean", "sample"] = "auto"
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
@@ -104,26 +103,20 @@ class Bayesian(nn.Module):
                 block.placement = None
 
     @contextmanager
-    def beside(self, since_draw: bool = False) -> Iterator[None]:
-        """On the second stream, where `tuned` was given one: after all that was launched so far, or
-        only after the last forward's draw, and so beside the rest of that forward."""
-        with beside(self._stream, self._drawn_at if since_draw else None):
+    def beside(self) -> Iterator[None]:
+        """On the second stream, where `tuned` was given one."""
+        with beside(self._stream):
             yield
 
-    def join(self) -> dict[int, Tensor]:
-        """Wait for the second stream, on the device. Returns the norms of gradients that were found
-        there on the way, by `data_ptr`."""
+    def join(self) -> None:
+        """Wait for the second stream, on the device."""
         stream = self._stream
         if stream is not None:
             here = torch.cuda.current_stream(stream.device)
             stream.wait_stream(here)  # part of a recording, even where nothing ran on it so far
             here.wait_stream(stream)
-        norms: dict[int, Tensor] = {}
         for block in self.each_block():
             block.held.clear()
-            norms |= block.norms
-            block.norms = {}
-        return norms
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -222,12 +215,9 @@ class Bayesian(nn.Module):
             every = [g for own in gradients.values() for g in own if g is not None]
             factor = (bound / (torch.nn.utils.get_total_norm(every) + 1e-6)).clamp(max=1.0)
         for block, own in gradients.items():
-            with self._beside_if_late(block):
-                assert block.noise is not None
-                refined = block.posterior.refine(block.noise, block.gathered(own, factor))
-                block.noise = {name: block.kept(value) for name, value in refined.items()}
-            if self._late(block):
-                block.held.extend([*own, factor] if isinstance(factor, Tensor) else own)
+            assert block.noise is not None
+            refined = block.posterior.refine(block.noise, block.gathered(own, factor))
+            block.noise = {name: block.kept(value) for name, value in refined.items()}
         self._keep = self._looked = True
         if self.second_order:
             noise = {block: block.noise for block in looking if block.noise is not None}
@@ -441,9 +431,6 @@ class Bayesian(nn.Module):
         for block in self.each_block():
             with self._beside_if_late(block):
                 found[block] = leaves.get(block) or block.draw(self.hyper(block).prior)
-        if self._stream is not None:
-            self._drawn_at = torch.cuda.Event()
-            self._drawn_at.record(torch.cuda.current_stream(self._stream.device))
         return found
 
     @contextmanager
@@ -493,7 +480,7 @@ class Bayesian(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without placements, which hold on to the module they were made for, and
         without the last look, which holds on to its batch."""
-        return {**self.__dict__, "_placements": {}, "_look": None, "_drawn_at": None}
+        return {**self.__dict__, "_placements": {}, "_look": None}
 
     def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
         """The layer all weights of a block belong to, and its path; None where one is tied."""

@@ -107,7 +107,6 @@ class Block(nn.Module):
         self.compiled = False  # each pass one kernel a weight
         self.stream: torch.cuda.Stream | None = None  # where passes over the weights may run
         self.held: list[Tensor | None] = []  # what that stream reads, until it has been waited for
-        self.norms: dict[int, Tensor] = {}  # of gradients, by where they are, if found on the way
         with torch.no_grad():
             loc = self.layout.join(tensors)
             learnt = posterior.init(loc, generator)

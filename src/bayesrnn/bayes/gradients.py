@@ -75,10 +75,8 @@ class DrawTheta(torch.autograd.Function):
             block.of_loss = block.kept(block.joined(parameters, of_losses))
         with beside(block.stream):
             result = block.gradients(parameters, charge, of_losses)
-            if block.stream is not None:  # what is left of the backward pass hides it
-                norms = torch._foreach_norm(list(result.values()))
-                block.norms = {g.data_ptr(): n for g, n in zip(result.values(), norms, strict=True)}
-                block.held.extend(gradients)
+        if block.stream is not None:
+            block.held.extend(gradients)
         return None, None, None, *(result[name] for name in block.parameter_names)
 
 

@@ -75,19 +75,15 @@ class Update:
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = lr
 
-    def __call__(self, error: Tensor, kl: Tensor, norms: Mapping[int, Tensor]) -> None:
-        """Note the step's figures and, if all are finite, take it. `norms` are those that are known
-        already, by the `data_ptr` of their gradient."""
+    def __call__(self, error: Tensor, kl: Tensor) -> None:
+        """Note the step's figures and, if all are finite, take it."""
         pairs = [
             (p, p.grad)
             for group in self.optimizer.param_groups
             for p in group["params"]
             if p.grad is not None
         ]
-        unknown = [g for _, g in pairs if g.data_ptr() not in norms]
-        each = [norms[g.data_ptr()] for _, g in pairs if g.data_ptr() in norms]
-        each += torch._foreach_norm(unknown) if unknown else []
-        norm = torch.linalg.vector_norm(torch.stack(each))
+        norm = torch.nn.utils.get_total_norm([g for _, g in pairs])
         note = compiled(_note) if self.compiled else _note
         descend = compiled(_descend) if self.compiled else _descend
         factor, fine = note(self.figures, error, kl, norm, self.clip)
@@ -243,14 +239,14 @@ class Step:
         with tuned if fast or self.dtype is not None else nullcontext():
             for _ in range(self.draws):  # each from the same state; the last one's is carried on
                 self.model.resample(nll=mean_loss)
-                losses, after = self.nll(self.model, batch, state)
                 known = self._early_kl()
+                losses, after = self.nll(self.model, batch, state)
                 loss = self.objective.loss(self.model, losses, batch, self.draws, known, share)
                 loss.backward()
-                norms = self.model.join()
+                self.model.join()
                 total = total + loss.error.detach() / self.draws
         assert isinstance(total, Tensor)
-        self.update(total, loss.complexity.detach() / loss.share, norms)
+        self.update(total, loss.complexity.detach() / loss.share)
         return after
 
     def _early_kl(self) -> Known | None:
@@ -258,7 +254,7 @@ class Step:
         rides on the loss's. (On a CPU the KL needs what the draw finds on its way.)"""
         if self._stream is None or any(hyper.learnt() for hyper in self.model.each_prior()):
             return None
-        with self.model.beside(since_draw=True), torch.no_grad():
+        with self.model.beside(), torch.no_grad():
             return Known(self.model.kl(self.objective.kl), self.model.local_kl())
 
 
