@@ -46,15 +46,7 @@ WAYS = (
     Decoding(beam=5, power=0.0),
     Decoding(beam=5, power=0.7),
 )
-NOT_BAYESIAN = 'bayes.where=["embedding.weight", "rnn.*", "decoder.weight"]'
-ADAM = ["train.optimizer=Adam", "train.lr=0.001", "train.streams=64", "train.clip=5"]
-SGD = [
-    "train.optimizer=SGD",
-    "train.lr=2",
-    "train.streams=20",
-    "train.decay=0.85",
-    "train.decay_after=12",
-]
+SGD = ["train.optimizer=SGD", "train.lr=1", "train.decay_after=15"]
 CANDIDATES: dict[str, dict[str, list[str]]] = {
     "dropout": {
         "recipe": [],
@@ -79,18 +71,16 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
     },
     "brnn": {
         "recipe": [],
-        "lr 1": ["train.lr=1"],
-        "lr 4": ["train.lr=4"],
-        "batches of 64": ["train.streams=64"],
+        "lr 0.5": ["train.lr=0.5"],
+        "lr 2": ["train.lr=2"],
+        "batches of 20": ["train.streams=20", "train.lr=0.5"],
         "half the scales": [
             'posterior."rnn.*".scale=[0.023, 0.046]',
             'posterior."*".scale=[0.046, 0.092]',
         ],
         "norm 40": ["model.norm=40.0"],
-        "picture not Bayesian": [NOT_BAYESIAN],
         "sigma1 e^-2": ["prior.sigma1=0.1353352832366127"],
         "sigma1 1": ["prior.sigma1=1.0"],
-        "Adam": ADAM,
     },
 }
 
@@ -119,7 +109,7 @@ def hardware() -> str:
 def grid(
     captions: Captions,
     out: Out,
-    epochs: Annotated[int, typer.Option(help="Of each candidate.")] = 30,
+    epochs: Annotated[int, typer.Option(help="Of each candidate.")] = 40,
     seconds: Annotated[float, typer.Option(help="Start no candidate that may take longer.")] = 540,
     part: Annotated[str, typer.Option(help="I/N: the I-th of every N candidates.")] = "1/1",
     changes: Changes = None,

@@ -16,13 +16,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bayesrnn.bayes import Bayesian, Delta
+from bayesrnn.bayes import Bayesian, Delta, Gaussian
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
@@ -34,7 +35,7 @@ from bayesrnn.evaluate import (
     unigram_entropy,
 )
 from bayesrnn.evaluate.dynamic import Diverged
-from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
 from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
 from bayesrnn.prune import choose, pruning_curve
@@ -51,6 +52,8 @@ STOPPED = 143
 """The exit code of a process that was told to stop."""
 MAP_SIDE = 10
 """A pixel of a pruning map stands for so many rows and columns."""
+LOOK_AT = "decoder.*"
+"""The weights that look at a text before they score it."""
 
 
 class Evaluations:
@@ -65,6 +68,11 @@ class Evaluations:
         self.looks = any(block.posterior.looks_at_data for block in blocks)
         self.points = all(isinstance(block.posterior, Delta) for block in blocks)
         self.masked = any(isinstance(part, Mask) for part in self.model.modules())
+        self.can_look = any(
+            isinstance(block.posterior, Gaussian) and fnmatchcase(weight.name, LOOK_AT)
+            for block in blocks
+            for weight in block.layout.weights
+        )
 
     @cached_property
     def task(self) -> LanguageTask:
@@ -75,14 +83,15 @@ class Evaluations:
         plan, splits = self.plan, ("valid", "test")
         for split in splits:
             yield split, partial(self.perplexity, split)
-        if self.looks:
+        if self.can_look:
+            yield "look", self.look
             for split in splits:
                 yield f"{split}_bound", partial(self.bound, split)
         if not self.points or self.masked:
             yield "test_mc", partial(self.perplexity, "test", plan["samples"])
         for split in splits:
             yield f"{split}_de", partial(self.dynamic, split, plan["rate"])
-        if self.looks:
+        if self.can_look:
             for split in splits:
                 yield f"{split}_bound_de", partial(self.bound, split, plan["rate"])
         if not self.points:
@@ -97,7 +106,7 @@ class Evaluations:
         for rate in plan["rates"]:
             yield f"valid_de_{rate:g}", partial(self.dynamic, "valid", rate)
         yield "test_de_chosen", lambda: self.dynamic("test", self.chosen("valid_de"))
-        if self.looks:
+        if self.can_look:
             for rate in plan["bound_rates"]:
                 yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
             yield "test_bound_de_chosen", lambda: self.bound("test", self.chosen("valid_bound_de"))
@@ -132,12 +141,23 @@ class Evaluations:
         found = [figures for name, figures in self.done.items() if name.startswith(tried)]
         return float(min(found, key=lambda figures: figures["perplexity"])["rate"])
 
+    def look(self) -> Figures:
+        """How wide to look: `evaluate --sharpened --look search`."""
+        return asdict(search_look(self.model, self._shaped("valid"), LOOK_AT))
+
     def bound(self, split: str, rate: float = 0.0) -> Figures:
-        """`evaluate --sharpened [--dynamic RATE]`, in the shape of the training."""
-        train = self.recipe.train
-        loader = self.task.stream(split, train.streams, train.unroll)
+        """`evaluate --sharpened --look WIDTH [--dynamic RATE]`, in the shape of the training; with
+        the looks of the training where no width was chosen."""
+        model, found = self.model, self.done.get("look", {})
+        if found:
+            model = looking(model, LOOK_AT, found["look"], self.recipe.train.streams)
         generator = torch.Generator(self.device).manual_seed(1)
-        return asdict(evaluate_sharpened(self.model, loader, "mean", generator, rate=rate))
+        bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, rate=rate)
+        return {"look": found.get("look"), **asdict(bound)}
+
+    def _shaped(self, split: str) -> StreamLoader:
+        train = self.recipe.train
+        return self.task.stream(split, train.streams, train.unroll)
 
     def gap(self, draws: list[int]) -> Figures:
         """`uncertainty --gap --samples ...` (Fig. 3); 0 is the mean, or dropout switched off."""

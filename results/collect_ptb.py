@@ -26,6 +26,7 @@ PRUNES = ("brnn",)
 GAPS = ("brnn", "sharpened", "dropout", "variational_tied")
 BOUNDS = ("sharpened",)
 """Models whose figures are bounds; those of their mean are called so."""
+BOUND = "perplexity (bound)"
 STAND_FOR = "bayesrnn train {recipe} data.path=ptb train.seed=SEED --out RUN"
 
 Job = dict[str, Any]
@@ -40,7 +41,9 @@ def figures_of(job: Job) -> dict[str, Figure]:
     """Every figure there is of a job, by the last part of its key."""
     found = job["evaluations"]
     bound = "_bound" if job["model"] in BOUNDS else ""
-    flag = " --sharpened" if bound else ""
+    look = found.get("look", {}).get("look")
+    sharpened = " --sharpened" + (f" --look {look:g}" if look else "")
+    flag = sharpened if bound else ""
     figures: dict[str, Figure] = {}
 
     def perplexity(metric: str, evaluation: str, options: str, unit: str = "perplexity") -> None:
@@ -48,13 +51,18 @@ def figures_of(job: Job) -> dict[str, Figure]:
             value = found[evaluation]["perplexity"]
             figures[metric] = (value, unit, f"bayesrnn evaluate RUN {options}")
 
-    unit = "perplexity (bound)" if bound else "perplexity"
+    unit = BOUND if bound else "perplexity"
     for split in ("valid", "test"):
         perplexity(split, f"{split}{bound}", f"--split {split}{flag}", unit)
         if bound:
             perplexity(f"{split}_mean", split, f"--split {split}")
         name, rate = dynamic(found, split, bound)
         perplexity(f"{split}_de", name, f"--split {split}{flag} --dynamic {rate:g}", unit)
+        if not bound:
+            perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
+            name, rate = dynamic(found, split, "_bound")
+            options = f"--split {split}{sharpened} --dynamic {rate:g}"
+            perplexity(f"{split}_look_de", name, options, BOUND)
     draws = found.get("test_mc", {}).get("samples")
     perplexity("test_mc", "test_mc", f"--split test --samples {draws}")
     if bound:

@@ -26,6 +26,7 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
     }
     if model == "sharpened":
         found |= {
+            "look": {"look": 1.25, "tried": []},
             "epoch1_valid_bound": scored(230.0),
             "valid_bound": scored(level + 2.5),
             "test_bound": scored(level - 0.5),

@@ -11,7 +11,13 @@ from bayesrnn.bench import PEERS, bench, report
 from bayesrnn.cli import main
 from bayesrnn.errors import UserError
 
-CASES = ["plain, ordinary loop", "plain, here", "Bayesian, here", "sharpened, here"]
+CASES = [
+    "plain, ordinary loop",
+    "plain, here",
+    "Bayesian, here",
+    "sharpened, here",
+    "softmax sharpened, here",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +38,13 @@ def test_every_case_takes_its_turn_and_is_compared_with_the_ordinary_loop() -> N
     found = report(timings, "small", torch.device("cpu"))
     assert found["hardware"] == "CPU"
     assert len(found["timings"]) == len(CASES)
+
+
+def test_only_some_cases_may_be_timed() -> None:
+    timings = bench("small", "cpu", steps=1, only=["Bayesian, here"])
+    assert [t.case for t in timings] == ["plain, ordinary loop", "Bayesian, here"]
+    with pytest.raises(UserError, match="there is no case 'Bayesian'; there are: plain, ordinary"):
+        bench("small", "cpu", steps=1, only=["Bayesian"])
 
 
 def test_the_command_prints_one_json_object(

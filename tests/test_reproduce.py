@@ -87,8 +87,11 @@ def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) ->
     changes = {"posterior": SHARPENED, "train": {"options": {}}}
     nothing = evaluated(tmp_path, [], until=0.0, **changes)
     assert nothing["evaluations"] == {}
-    first = evaluated(tmp_path, ["valid_bound"], float("inf"))["evaluations"]
-    assert list(first) == ["valid_bound"]
+    first = evaluated(tmp_path, ["look", "valid_bound"], float("inf"))["evaluations"]
+    assert list(first) == ["look", "valid_bound"]
+    assert first["valid_bound"]["look"] == first["look"]["look"]
+    best = min(first["look"]["tried"], key=lambda trial: trial["bound"])
+    assert first["valid_bound"]["bound"] == best["bound"]
     every = evaluated(tmp_path, [], float("inf"))
     assert every["failed"] == {}
     found = every["evaluations"]

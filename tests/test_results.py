@@ -277,7 +277,7 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     assert found["valid_epoch1"] == 230.0
     assert "prune_80" not in found
     command = summary["ptb.sharpened.test_de"]["command"]
-    assert command.endswith("--split test --sharpened --dynamic 0.1")
+    assert command.endswith("--split test --sharpened --look 1.25 --dynamic 0.1")
     assert " train.epochs=1 " in summary["ptb.sharpened.valid_epoch1"]["command"]
 
 

@@ -7,7 +7,7 @@ busy machine slows them all alike.
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -47,6 +47,7 @@ TURN = 20
 PLAIN = Delta()
 BAYESIAN = Gaussian((0.046, 0.092))
 SHARPENED = Sharpened((0.046, 0.092))
+SOFTMAX_SHARPENED = {"decoder.weight": Sharpened((0.046, 0.092)), "*": BAYESIAN}
 PEERS = ("blitz", "bayesian-torch")
 
 
@@ -74,8 +75,10 @@ def bench(
     steps: int = 20,
     peers: bool = False,
     advance: Callable[[], None] | None = None,
+    only: Sequence[str] = (),
 ) -> list[Timing]:
-    """Time `steps` turns of each case, one after the other; `advance` is told of each turn.
+    """Time `steps` turns of each case, one after the other; `advance` is told of each turn. `only`
+    names cases to time beside the plain loop (none: all).
 
     On a GPU a turn is several steps, and waits for the device at its end only.
     """
@@ -87,6 +90,7 @@ def bench(
         "plain, here": lambda: _ours(size, batch, PLAIN),
         "Bayesian, here": lambda: _ours(size, batch, BAYESIAN),
         "sharpened, here": lambda: _ours(size, batch, SHARPENED),
+        "softmax sharpened, here": lambda: _ours(size, batch, SOFTMAX_SHARPENED),
     }
     if place.type == "cuda":
         makers |= {
@@ -96,6 +100,10 @@ def bench(
         }
     if peers:
         makers |= {name: partial(_peer, name, size, batch) for name in PEERS}
+    unknown = [case for case in only if case not in makers]
+    if unknown:
+        raise UserError(f"there is no case {unknown[0]!r}; there are: {'; '.join(makers)}")
+    makers = {c: make for c, make in makers.items() if not only or c in (ORDINARY, *only)}
     cases: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
     seconds: dict[str, list[float]] = {case: [] for case in makers}
@@ -210,7 +218,7 @@ def _plain(size: Size, batch: Batch) -> Step:
 def _ours(
     size: Size,
     batch: Batch,
-    posterior: Posterior,
+    posterior: Posterior | Mapping[str, Posterior],
     precision: Literal["tf32", "bfloat16"] = "tf32",
     engine: Literal["auto", "eager"] = "auto",
 ) -> Step:

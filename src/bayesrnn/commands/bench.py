@@ -23,6 +23,10 @@ def bench(
     peers: Annotated[
         bool, typer.Option("--peers", help="Also time blitz and bayesian-torch (slow).")
     ] = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this case beside the plain loop, by its name in the table."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time a training step: the plain network against the Bayesian one, in one run.
@@ -32,7 +36,7 @@ def bench(
     place = choose_device(device, "--device")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("taking turns", total=None)
-        timings = time_steps(size, place, steps, peers, lambda: bar.advance(task))
+        timings = time_steps(size, place, steps, peers, lambda: bar.advance(task), case or ())
     if as_json:
         print(json.dumps(report(timings, size, place)))
         return
