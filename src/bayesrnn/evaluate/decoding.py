@@ -221,10 +221,10 @@ class _Beam:
         """Beginnings that end after `place` words, with these log p [N, beginnings]."""
         top, which = log_p.max(dim=1)
         score = top / (place + 1) ** self._how.power
-        better = (score > self._best_score).nonzero().flatten().tolist()
-        for i in better:
-            ids = self._words[i, which[i]].tolist()
-            self._best[i] = Caption(tuple(ids), top[i].item(), True)
+        better = (score > self._best_score).nonzero().flatten()
+        said = self._words[better, which[better]].tolist()
+        for i, ids, p in zip(better.tolist(), said, top[better].tolist(), strict=True):
+            self._best[i] = Caption(tuple(ids), p, True)
         self._best_score = torch.maximum(score, self._best_score)
 
     def _done(self) -> bool:
