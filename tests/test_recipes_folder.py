@@ -142,6 +142,7 @@ def test_the_plain_recipes_are_without_any_regularisation() -> None:
     assert (train.unroll, train.epochs) == (20, 13)
     assert medium.model == recipe_called("ptb-brnn-medium").model
     assert medium.train.epochs < small.train.epochs
+    assert medium.train.keep == "best"
 
 
 def test_the_demos_twins_differ_only_in_being_bayesian_and_in_schedule() -> None:
