@@ -62,10 +62,10 @@ def comparison_problems(published: Published, summary: Summary) -> list[str]:
     return problems
 
 
-def comparison(published: Published, summary: Summary) -> list[str]:
+def comparison(sections: list[dict[str, Any]], summary: Summary) -> list[str]:
     """Ours beside every published number, a table a section, with the notes below it."""
     parts = []
-    for section in published["section"]:
+    for section in sections:
         rows = []
         for row in section["rows"]:
             mine, there = ours(row, summary), row.get("published")

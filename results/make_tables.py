@@ -38,13 +38,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING_YET = "No results have been recorded yet."
 
-FIGURES = {
-    "ptb-learning.svg": "Validation perplexity over the epochs",
-    "ptb-gap.svg": "Entropy gap over the number of draws",
-    "ptb-pruning.svg": "Validation perplexity over the fraction of weights pruned",
-    "ptb-pruning-map.svg": "Weights left of the last layer, 80 % pruned",
-}
-
 Entry = dict[str, Any]
 Summary = dict[str, Entry]
 
@@ -185,8 +178,9 @@ def search_table(folder: Path) -> list[str]:
     return ["### What was tried\n", said, table(header, rows)]
 
 
-def figures(root: Path) -> list[str]:
-    there = {name: text for name, text in FIGURES.items() if (root / "docs" / name).exists()}
+def figures(root: Path, named: dict[str, str]) -> list[str]:
+    """Those that are drawn already."""
+    there = {name: text for name, text in named.items() if (root / "docs" / name).exists()}
     return [f"![{text}](docs/{name})\n" for name, text in there.items()]
 
 
@@ -196,15 +190,13 @@ def results_page(summary: Summary, published: Published, root: Path) -> str:
         "Generated from [results/summary.json](results/summary.json) by `make results`; "
         "do not edit by hand.\n",
     ]
-    if published["section"]:
-        parts += [
-            "## The Penn Treebank, beside the papers\n",
-            "[How to get these numbers](docs/reproduce.md). Dynamic evaluation learns at the rate "
-            "that is best on the validation text.\n",
-            *comparison(published, summary),
-            *search_table(root / "results"),
-            *figures(root),
-        ]
+    sections = published["section"]
+    for chapter in published.get("chapter", []):
+        own = [section for section in sections if section["chapter"] == chapter["name"]]
+        parts += [f"## {chapter['title']}\n", f"{chapter['intro']}\n", *comparison(own, summary)]
+        if chapter["name"] == "ptb":
+            parts += search_table(root / "results")
+        parts += figures(root, chapter.get("figures", {}))
     if not summary:
         return "\n".join([*parts, NOTHING_YET + "\n"])
     tasks: dict[str, list[list[str]]] = {}

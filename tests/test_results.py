@@ -168,7 +168,17 @@ def test_readme_must_have_its_markers(root: Path):
 
 PUBLISHED = """
 only_in_results = ["ptb.*"]
+[[chapter]]
+name = "ptb"
+title = "Beside the papers"
+intro = "Made by machines."
+figures = { "drawn.svg" = "A drawing", "missing.svg" = "None" }
+[[chapter]]
+name = "others"
+title = "Others"
+intro = "Nothing yet."
 [[section]]
+chapter = "ptb"
 title = "Table 1"
 short = true
 rows = [
@@ -195,6 +205,8 @@ def publish(root: Path, **values: float) -> None:
 
 def test_ours_stands_beside_what_was_published(root: Path):
     publish(root, brnn_valid=78.06, brnn_test=75.123, a_b=9.0, c_d=10.0)
+    (root / "docs").mkdir(exist_ok=True)
+    (root / "docs" / "drawn.svg").write_text("<svg/>")
     assert run(root).returncode == 0
     page, readme = (root / "RESULTS.md").read_text(), (root / "README.md").read_text()
     assert "| Bayesian | valid | 78.06 | 78.8 | -0.9 % |" in page
@@ -202,6 +214,9 @@ def test_ours_stands_beside_what_was_published(root: Path):
     assert "| Dropout | valid | not run yet | 86.2 | - |" in page
     assert "| Speed | test | 0.9 | 0.7 x | +28.6 % |" in page
     assert "- Speed: It is faster.\n" in page
+    assert page.index("## Beside the papers") < page.index("![A drawing](docs/drawn.svg)")
+    assert page.index("![A drawing]") < page.index("## Others\n\nNothing yet.")
+    assert "missing.svg" not in page
     assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
     assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) |" in readme
     assert "| Dropout | not run yet (86.2) | - |" in readme
