@@ -172,7 +172,7 @@ only_in_results = ["ptb.*"]
 name = "ptb"
 title = "Beside the papers"
 intro = "Made by machines."
-figures = { "drawn.svg" = "A drawing", "missing.svg" = "None" }
+figures = { "drawn.svg" = "A drawing", "missing.svg" = "None", "ptb-gap.svg" = "The gap" }
 [[chapter]]
 name = "others"
 title = "Others"
