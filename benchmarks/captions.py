@@ -46,17 +46,15 @@ WAYS = (
     Decoding(beam=5, power=0.0),
     Decoding(beam=5, power=0.7),
 )
-SGD = ["train.optimizer=SGD", "train.lr=1", "train.decay_after=15"]
 CANDIDATES: dict[str, dict[str, list[str]]] = {
     "dropout": {
         "recipe": [],
         "lr 0.0005": ["train.lr=0.0005"],
         "lr 0.002": ["train.lr=0.002"],
-        "rates 0.3": ["dropout.input=0.3", "dropout.output=0.3"],
-        "rates 0.6": ["dropout.input=0.6", "dropout.output=0.6"],
-        "rates 0.6, lr 0.002": ["dropout.input=0.6", "dropout.output=0.6", "train.lr=0.002"],
+        "rates 0.5": ["dropout.input=0.5", "dropout.output=0.5"],
+        "rates 0.7": ["dropout.input=0.7", "dropout.output=0.7"],
         "norm 40": ["model.norm=40.0"],
-        "SGD": SGD,
+        "SGD": ["train.optimizer=SGD", "train.lr=1", "train.streams=20", "train.decay=0.85"],
         "variational 0.4": [
             "dropout.kind=variational",
             "dropout.input=0.4",
@@ -73,7 +71,7 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
         "recipe": [],
         "lr 0.5": ["train.lr=0.5"],
         "lr 2": ["train.lr=2"],
-        "batches of 20": ["train.streams=20", "train.lr=0.5"],
+        "batches of 64": ["train.streams=64", "train.lr=2"],
         "half the scales": [
             'posterior."rnn.*".scale=[0.023, 0.046]',
             'posterior."*".scale=[0.046, 0.092]',
@@ -81,6 +79,7 @@ CANDIDATES: dict[str, dict[str, list[str]]] = {
         "norm 40": ["model.norm=40.0"],
         "sigma1 e^-2": ["prior.sigma1=0.1353352832366127"],
         "sigma1 1": ["prior.sigma1=1.0"],
+        "Adam": ["train.optimizer=Adam", "train.lr=0.001", "train.streams=64"],
     },
 }
 
