@@ -102,7 +102,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "log": (is_text, "a path relative to results/"),
 }
-KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,2}")
+# (A model's name may have a dot of its own: an4.prune_0.01.per.)
+KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,3}")
 
 
 def log_problem(log: str, folder: Path) -> str | None:
