@@ -2,6 +2,7 @@
 
 python benchmarks/engine_check.py recipes/ptb-brnn-medium.toml path/to/ptb > engine-check.json
 python benchmarks/engine_check.py recipes/flickr8k-brnn.toml captions.json  # batches of many shapes
+python benchmarks/engine_check.py recipes/an4-mdlstm-adaptive-weight-noise.toml an4  # likewise
 
 Both start from the same seed and take the same 50 steps; the losses must agree to what float32
 allows. The learning rate is a tenth of the recipe's: at the full one the first steps are chaotic,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bayesrnn.data import Utterance, UtteranceLoader
+from bayesrnn.data import Utterance, UtteranceLoader, choose_lengths
 from bayesrnn.data.audio import STEP
-from bayesrnn.errors import UserError
+from bayesrnn.errors import Invalid, UserError
 
 
 def utterances(count: int = 23) -> list[Utterance]:
@@ -21,14 +21,24 @@ def utterances(count: int = 23) -> list[Utterance]:
     return found
 
 
-def test_every_utterance_once_with_all_its_labels() -> None:
+def few_lengths(sounds: list[Utterance]) -> list[int]:
+    return choose_lengths([len(one.features) for one in sounds], 3)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_every_utterance_once_with_all_its_labels(few: bool) -> None:
     sounds = utterances()
-    loader = UtteranceLoader(sounds, streams=4, seed=7)
+    lengths = few_lengths(sounds) if few else None
+    loader = UtteranceLoader(sounds, streams=4, seed=7, lengths=lengths)
     batches = list(loader)
     assert len(batches) == len(loader) == 6
     assert sum(batch.targets for batch in batches) == loader.targets
     assert sum(batch.share for batch in batches) == pytest.approx(1)
     seen = []
+    if lengths is not None:  # few shapes: all batches are full, of rows of nothing where need be
+        assert {batch.streams for batch in batches} == {4}
+        assert {len(batch.x) for batch in batches} == set(lengths)
+        assert len({batch.y.shape for batch in batches}) == 1
     for batch in batches:
         assert batch.x.shape[1] == len(batch.y) == batch.streams
         assert int((batch.y >= 0).sum()) == batch.targets
@@ -37,20 +47,28 @@ def test_every_utterance_once_with_all_its_labels() -> None:
             frames = int(inside.sum())
             assert inside[:frames].all()
             labels = tuple(label for label in batch.y[b].tolist() if label >= 0)
+            if few and not frames:
+                assert labels == ()
+                continue
             seen.append((tuple((batch.x[:frames, b, 0] / STEP).round().int().tolist()), labels))
     assert sorted(seen) == sorted((tuple(u.features[:, 0].tolist()), u.labels) for u in sounds)
 
 
-def test_similar_lengths_lie_together() -> None:
-    loader = UtteranceLoader(utterances(200), streams=10, seed=1)
+@pytest.mark.parametrize("few", [False, True])
+def test_similar_lengths_lie_together(few: bool) -> None:
+    sounds = utterances(200)
+    lengths = choose_lengths([len(one.features) for one in sounds], 6) if few else None
+    loader = UtteranceLoader(sounds, streams=10, seed=1, lengths=lengths)
     padded = sum(batch.x[..., 0].isnan().sum().item() for batch in loader)
     read = sum(batch.x[..., 0].numel() for batch in loader)
     assert padded / read < 0.15
 
 
-def test_orders_are_a_function_of_seed_and_epoch_and_can_go_on() -> None:
+@pytest.mark.parametrize("few", [False, True])
+def test_orders_are_a_function_of_seed_and_epoch_and_can_go_on(few: bool) -> None:
     sounds = utterances()
-    one, other = (UtteranceLoader(sounds, streams=4, seed=7) for _ in range(2))
+    lengths = few_lengths(sounds) if few else None
+    one, other = (UtteranceLoader(sounds, streams=4, seed=7, lengths=lengths) for _ in range(2))
     assert np.array_equal(one.order, other.order)
     other.epoch = 1
     assert not np.array_equal(one.order, other.order)
@@ -65,3 +83,8 @@ def test_orders_are_a_function_of_seed_and_epoch_and_can_go_on() -> None:
 def test_no_utterances_is_an_error() -> None:
     with pytest.raises(UserError, match="'train' has no utterances"):
         UtteranceLoader([], streams=2)
+
+
+def test_utterances_longer_than_all_lengths_are_refused() -> None:
+    with pytest.raises(Invalid, match=r"lengths must reach \d+, the longest"):
+        UtteranceLoader(utterances(), streams=2, lengths=[10, 20])

@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
+from bayesrnn.evaluate import ctc
 from bayesrnn.evaluate.ctc import (
+    CtcOnDevice,
     beam_search,
     confidences,
     ctc_nll,
@@ -106,6 +109,109 @@ def test_the_loss_is_that_of_the_labelling() -> None:
     losses = ctc_nll(wide, torch.full((4,), len(log_p)), y)
     expected = [-np.log(truth[key]) for key in ((1, 2), (1,), (), (2, 1, 3))]
     assert losses.tolist() == pytest.approx(expected)
+
+
+LABELS = 5
+
+
+def case(seed: int, rows: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, lengths and labels: many repeats, some labellings empty or as long as they can be,
+    and the last row without frames and labels."""
+    dice = np.random.default_rng(seed)
+    labellings: list[list[int]] = [
+        dice.integers(1, 2 + dice.integers(1, LABELS - 1), dice.integers(0, 6)).tolist()
+        for _ in range(rows - 1)
+    ]
+    spare = dice.choice([0, 0, 1, 4], rows - 1).tolist()
+    needed = [len(y) + sum(a == b for a, b in itertools.pairwise(y)) for y in labellings]
+    lengths = [max(1, n + more) for n, more in zip(needed, spare, strict=True)] + [0]
+    steps, width = max(lengths) + int(dice.integers(3)), max(map(len, labellings)) + 1
+    y = torch.tensor([each + [-1] * (width - len(each)) for each in [*labellings, []]])
+    logits = torch.from_numpy(dice.normal(size=(steps, rows, LABELS)) * dice.choice([0.3, 3, 30]))
+    return logits, torch.tensor(lengths), y
+
+
+def losses_and_gradient(
+    loss: Callable[..., Tensor], logits: Tensor, lengths: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a weighted sum, by the logits: torch's own says nothing right by log_p."""
+    logits = logits.clone().requires_grad_()
+    losses = loss(logits.log_softmax(dim=-1), lengths, y)
+    weights = torch.linspace(-1, 2, len(losses)).to(losses)
+    (gradient,) = torch.autograd.grad((losses * weights).sum(), logits)
+    return losses.detach(), gradient
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_on_the_device_loss_and_gradient_are_those_of_torch(seed: int) -> None:
+    given = case(seed)
+    found, gradient = losses_and_gradient(CtcOnDevice.apply, *given)
+    expected, by_torch = losses_and_gradient(ctc_nll, *given)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(gradient, by_torch, rtol=1e-9, atol=1e-10)
+    assert found[-1] == 0
+    assert gradient[:, -1].abs().max() == 0
+    for b, length in enumerate(given[1].tolist()):
+        assert gradient[length:, b].abs().sum() == 0
+    single = losses_and_gradient(CtcOnDevice.apply, given[0].float(), *given[1:])
+    torch.testing.assert_close(single[0].double(), found, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(single[1].double(), gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_on_the_device_a_long_utterance_is_that_of_torch_as_well() -> None:
+    torch.manual_seed(1)
+    logits = 4 * torch.randn(160, 3, 40, dtype=torch.double)
+    y = torch.randint(1, 40, (3, 46))
+    y[1, 20:] = -1
+    given = logits, torch.tensor([160, 51, 102]), y
+    found, expected = (losses_and_gradient(f, *given) for f in (CtcOnDevice.apply, ctc_nll))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_on_the_device_the_gradient_is_that_of_differences() -> None:
+    logits, lengths, y = case(3)
+    log_p = logits.log_softmax(dim=-1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: CtcOnDevice.apply(x, lengths, y), log_p)
+
+
+def test_on_the_device_probabilities_of_zero_give_no_nan() -> None:
+    """Paths that cannot be, and labellings that cannot: infinite, as torch says."""
+    sure = torch.zeros(4, 4, 3, dtype=torch.double)
+    sure[:, :, 0] = 1.0
+    sure[1, :2, 0], sure[1, :2, 1] = 0.5, 0.5
+    log_p = sure.log().requires_grad_()
+    y = torch.tensor([[1, -1], [-1, -1], [1, 1], [2, -1]])  # the last two have no path
+    lengths = torch.tensor([4, 4, 2, 4])
+    losses = CtcOnDevice.apply(log_p, lengths, y)
+    torch.testing.assert_close(losses, ctc_nll(log_p, lengths, y))
+    assert losses.isfinite().tolist() == [True, True, False, False]
+    (gradient,) = torch.autograd.grad(losses.sum(), log_p)
+    expected = torch.zeros_like(sure)
+    expected[:, :2, 0] = -1.0
+    expected[1, 0, :2] = torch.tensor([0.0, -1.0])
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch does to compile
+def test_a_compiled_step_of_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without code generation, so that no C compiler is needed."""
+    given = case(5)
+    expected = losses_and_gradient(CtcOnDevice.apply, *given)
+    graph = torch.compile(ctc._arrive, fullgraph=True, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(ctc, "_arrive", graph)
+    found = losses_and_gradient(CtcOnDevice.apply, *given)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_in_training_takes_the_loss_that_can_be_recorded() -> None:
+    given = case(7)
+    expected = losses_and_gradient(ctc_nll, *given)
+    found = losses_and_gradient(ctc_nll, *(each.cuda() for each in given))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-9, atol=1e-10)
 
 
 def test_confidence_is_the_probability_given_the_other_labels() -> None:

@@ -152,6 +152,23 @@ def test_padding_and_neighbours_change_nothing(name: str) -> None:
         torch.testing.assert_close(together[:length, b], alone[:, 0])
 
 
+def test_an_utterance_without_frames_disturbs_nothing() -> None:
+    """It fills up a batch: no length, no NaN, and no gradient that is not its own."""
+    network = build_speech_network(6, 4, TINY).double()
+    x = torch.full((9, 2, 6), math.nan, dtype=torch.double)
+    x[:7, 0] = torch.randn(7, 6, dtype=torch.double)
+    gradients = []
+    for rows in (x, x[:7, :1]):
+        log_p, lengths = network(rows)
+        assert torch.isfinite(log_p).all()
+        length = lengths[0]
+        loss = log_p[:length, 0, 1].sum() + 0.0 * log_p.sum()
+        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
+    assert network(x)[1].tolist() == [2, 0]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_of_an_utterance_is_read_in_both_directions(name: str) -> None:
     network = build_speech_network(6, 4, NETWORKS[name])

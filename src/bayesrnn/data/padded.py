@@ -1,6 +1,5 @@
-"""Sequences in padded batches, those of similar length together; captions in a few fixed shapes."""
+"""Sequences in padded batches, those of similar length together; captions among them."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,14 +17,18 @@ PADDING = -1
 class PaddedLoader(Batches):
     """Sequences of different lengths, `streams` at a time, those of similar length together.
 
-    `counts` are the targets of each sequence, so that padding counts nowhere: each batch's share of
-    the KL is exact, however ragged it is. With a `seed` every epoch mixes sequences and batches
-    anew, a function of the seed and `epoch` alone; without one, `order` says what is where.
+    `sizes` are the steps of each sequence. Given `lengths`, a batch is padded to one of them, so
+    that an epoch has few shapes and a GPU can replay each; else to the longest in it. `counts` are
+    the targets of each sequence, so that padding counts nowhere: each batch's share of the KL is
+    exact, however ragged it is. With a `seed` every epoch mixes sequences and batches anew, a
+    function of the seed and `epoch` alone; without one, `order` says what is where.
     """
 
     def __init__(
         self,
         counts: Sequence[int],
+        sizes: Sequence[int],
+        lengths: Sequence[int] | None,
         streams: int,
         seed: int | None,
         device: torch.device | str,
@@ -34,7 +37,12 @@ class PaddedLoader(Batches):
         require((streams >= 1, "streams", f"must be at least 1, got {streams}"))
         if not counts:
             raise UserError(f"{lacks}; give more data")
-        self.counts = np.array(counts)
+        self.counts, self.sizes = np.array(counts), np.array(sizes)
+        # What a sequence may be padded to.
+        self.lengths = np.unique(sizes if lengths is None else lengths)
+        longest = self.sizes.max()
+        require((longest <= self.lengths[-1], "lengths", f"must reach {longest}, the longest"))
+        self._bucket = np.searchsorted(self.lengths, self.sizes)
         self.streams, self.seed = streams, seed
         self.device = torch.device(device)
         self.targets = int(self.counts.sum())
@@ -44,9 +52,16 @@ class PaddedLoader(Batches):
         """Batches in an epoch."""
         return -(-len(self.counts) // self.streams)
 
-    @abstractmethod
     def _ranked(self, random: np.random.Generator | None) -> NDArray[np.int64]:
         """All sequences, similar lengths next to each other; mixed as far as that allows."""
+        lines = np.arange(len(self.sizes))
+        if random is not None:
+            lines = random.permutation(lines)
+        return lines[np.argsort(self._bucket[lines], kind="stable")]
+
+    def _length(self, lines: NDArray[np.int64]) -> int:
+        """The steps of a batch of these."""
+        return int(self.lengths[self._bucket[lines].max()])
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -63,8 +78,8 @@ class CaptionLoader(PaddedLoader):
 
     x is [1 + T, B]: the row of each caption's picture, then the words that are read, which begin
     with `end`. y is [T, B]: the words to predict, which end with `end`, then `PADDING`. T is one of
-    `lengths`; a batch that is not full has rows of nothing but padding. So an epoch has at most
-    len(lengths) shapes, and a GPU can replay each. `targets` counts words and end marks.
+    `lengths`; a batch that is not full has rows of nothing but padding. `targets` counts words and
+    end marks.
 
     >>> captions = [[5, 2], [6, 7, 2], [2]]
     >>> loader = CaptionLoader([0, 0, 1], captions, end=2, streams=2, lengths=[2, 3])
@@ -83,36 +98,24 @@ class CaptionLoader(PaddedLoader):
         device: torch.device | str = "cpu",
         name: str = "train",
     ) -> None:
-        lacks = f"'{name}' has no captions"
-        super().__init__([len(caption) for caption in captions], streams, seed, device, lacks)
+        counts = [len(caption) for caption in captions]
+        super().__init__(
+            counts, counts, lengths, streams, seed, device, f"'{name}' has no captions"
+        )
         require(
             (
                 len(pictures) == len(captions),
                 "pictures",
                 f"must be one a caption ({len(captions)}), got {len(pictures)}",
-            )
+            ),
+            (min(counts) >= 1, "captions", "must each have an end mark at least"),
         )
-        self.lengths = np.array(sorted(set(lengths)))
-        require(
-            (
-                self.counts.min() >= 1 and self.counts.max() <= self.lengths[-1],
-                "lengths",
-                f"must reach {self.counts.max()}, the longest caption, and no caption be empty",
-            )
-        )
-        self._bucket = np.searchsorted(self.lengths, self.counts)
         # One more line: the padding that fills up a batch.
         table = np.full((len(captions) + 1, 1 + self.lengths[-1]), PADDING, dtype=np.int32)
         for line, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
             table[line, : 1 + len(caption)] = [picture, *caption]
         self._table = torch.from_numpy(table).to(self.device)
         self._end = end
-
-    def _ranked(self, random: np.random.Generator | None) -> NDArray[np.int64]:
-        lines = np.arange(len(self.counts))
-        if random is not None:
-            lines = random.permutation(lines)
-        return lines[np.argsort(self._bucket[lines], kind="stable")]
 
     def _maker(self) -> Callable[[int], Batch]:
         order = self.order
@@ -121,7 +124,7 @@ class CaptionLoader(PaddedLoader):
 
     def _batch(self, lines: NDArray[np.int64], chosen: Tensor) -> Batch:
         real = lines[lines >= 0]
-        length = int(self.lengths[self._bucket[real].max()])
+        length = self._length(real)
         targets = int(self.counts[real].sum())
         columns = self._table[chosen, : 1 + length].T.long()  # line -1 is the last: padding
         y = columns[1:]

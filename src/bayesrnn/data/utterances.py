@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from bayesrnn.data.audio import STEP
 from bayesrnn.data.batching import Batch
@@ -20,7 +19,9 @@ JITTER = 0.1
 class UtteranceLoader(PaddedLoader):
     """Utterances, `streams` at a time: x [T, B, bands], where the frames behind an utterance's end
     are NaN, and y [B, S], where the labels behind its last are `PADDING`. A target is one label.
-    T is the longest of a batch, so shapes hardly ever recur.
+
+    T is the longest of a batch, so shapes hardly ever recur; or one of `lengths`, and then a batch
+    that is not full has rows without frames and labels. S is the same for all batches.
 
     >>> sounds = [Utterance("a", "s", torch.ones(4, 1, dtype=torch.int8), (1, 2, 2)),
     ...           Utterance("b", "s", torch.ones(3, 1, dtype=torch.int8), (1,))]
@@ -38,30 +39,47 @@ class UtteranceLoader(PaddedLoader):
         seed: int | None = None,
         device: torch.device | str = "cpu",
         name: str = "train",
+        lengths: Sequence[int] | None = None,
     ) -> None:
         counts = [len(one.labels) for one in utterances]
-        super().__init__(counts, streams, seed, device, f"'{name}' has no utterances")
+        sizes = [len(one.features) for one in utterances]
+        lacks = f"'{name}' has no utterances"
+        super().__init__(counts, sizes, lengths, streams, seed, device, lacks)
         self.utterances = utterances
-        self._frames = np.array([len(one.features) for one in utterances])
+        self._filled = lengths is not None
+        # All of it on the device, so that no step copies; one more line: what fills up a batch.
+        labels = np.full((len(counts) + 1, max(counts)), PADDING)
+        for line, one in enumerate(utterances):
+            labels[line, : len(one.labels)] = one.labels
+        ends = np.cumsum(sizes)
+        self._labels = torch.from_numpy(labels).to(self.device)
+        self._starts = torch.from_numpy(np.append(ends - sizes, 0)).to(self.device)
+        self._frames = torch.from_numpy(np.append(sizes, 0)).to(self.device)
+        self._features = torch.cat([one.features for one in utterances]).to(self.device)
 
     def _ranked(self, random: np.random.Generator | None) -> NDArray[np.int64]:
-        lengths = self._frames.astype(np.float64)
-        if random is not None:
-            lengths = lengths * random.uniform(1 - JITTER, 1 + JITTER, len(lengths))
-        return np.argsort(lengths, kind="stable")
+        if self._filled or random is None:
+            return super()._ranked(random)
+        jitter = random.uniform(1 - JITTER, 1 + JITTER, len(self.sizes))
+        return np.argsort(self.sizes * jitter, kind="stable")
 
     def _maker(self) -> Callable[[int], Batch]:
-        order = self.order.tolist()
-        return lambda here: self._batch([self.utterances[i] for i in order[here] if i >= 0])
+        order = self.order
+        on_device = torch.from_numpy(order).to(self.device)
+        return lambda here: self._batch(order[here], on_device[here])
 
-    def _batch(self, chosen: Sequence[Utterance]) -> Batch:
-        x = pad_sequence([one.features.float() * STEP for one in chosen], padding_value=torch.nan)
-        labels = [torch.tensor(one.labels, dtype=torch.int64) for one in chosen]
-        y: Tensor = pad_sequence(labels, batch_first=True, padding_value=PADDING)
-        targets = sum(len(one.labels) for one in chosen)
+    def _batch(self, lines: NDArray[np.int64], chosen: Tensor) -> Batch:
+        real = lines[lines >= 0]
+        if not self._filled:
+            chosen = chosen[: len(real)]
+        step = torch.arange(self._length(real), device=self.device)[:, None]
+        inside = step < self._frames[chosen]  # line -1 is the last: nothing
+        places = (self._starts[chosen] + step).masked_fill(~inside, 0)
+        frames = self._features[places].float() * STEP
+        targets = int(self.counts[real].sum())
         return Batch(
-            x.to(self.device),
-            y.to(self.device),
+            frames.masked_fill(~inside[..., None], torch.nan),
+            self._labels[chosen],
             first=True,
             targets=targets,
             streams=len(chosen),

@@ -8,13 +8,16 @@ blank is label 0.
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from bayesrnn.engine import compiled
+from bayesrnn.models.speech import backwards
 
 BLANK = 0
 THRESHOLD = 0.995
@@ -33,10 +36,83 @@ Search = Literal["greedy", "prefix", "beam"]
 def ctc_nll(log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
     """-log p(labelling) of each utterance [B], in nats.
 
-    `log_p` is [T, B, labels], `lengths` [B]; in `y` [B, S] negative numbers are padding.
+    `log_p` is [T, B, labels], `lengths` [B]; in `y` [B, S] negative numbers are padding. In
+    training with lengths that are on a GPU it is `CtcOnDevice`; torch's own, which is faster where
+    nothing is recorded, asks the host for them.
     """
+    if lengths.is_cuda and torch.is_grad_enabled():
+        return CtcOnDevice.apply(log_p, lengths, y)
     counts = (y >= 0).sum(dim=1)
     return F.ctc_loss(log_p, y.clamp_min(0), lengths, counts, BLANK, reduction="none")
+
+
+class CtcOnDevice(torch.autograd.Function):
+    """The same as a function of tensors alone, so that a GPU can record and replay it.
+
+    Of utterances without frames and labels the loss is 0. Where it is infinite, the gradient is 0.
+    One recursion over the steps finds both: that of alpha (Graves et al. 2006, eqs. 6 and 7), for
+    each utterance and, beside it, for the same one read from its end, which gives beta (eqs. 10
+    and 11). In float64: a few numbers a step, of long sums.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
+        steps, (B, S) = len(log_p), y.shape
+        path = y.new_full((B, 2 * S + 1), BLANK)  # [B, P]: blanks around all labels
+        path[:, 1::2] = y.clamp_min(0)
+        last = 2 * (y >= 0).sum(dim=1)  # the place of the blank behind all labels
+        inside = torch.arange(steps, device=y.device)[:, None, None] < lengths[:, None]
+
+        in_time = backwards(lengths, steps).T[..., None]
+        in_path = backwards(last + 1, 2 * S + 1)
+        paths = torch.cat([path, path.gather(1, in_path)])
+        both = torch.cat([log_p, log_p.gather(0, in_time.expand_as(log_p))], dim=1).double()
+        said = both.gather(2, paths.expand(steps, -1, -1))  # [T, 2 B, P]
+        come, end = _follow(said, torch.cat([inside, inside], dim=1), paths)
+
+        ahead, behind = come.chunk(2, dim=1)
+        behind = behind.gather(0, in_time.expand_as(behind)).gather(2, in_path.expand_as(behind))
+        end = F.pad(end[:B], (1, 0), value=-torch.inf)  # place p is at p + 1
+        log_total = end.gather(1, torch.stack([last, last + 1], dim=1)).logsumexp(dim=1)
+        known = log_total.clamp_min(torch.finfo(torch.float64).min)  # -inf - -inf would be NaN
+        part = (ahead + said[:, :B] + behind - known[:, None]).exp()
+        on_path = torch.arange(2 * S + 1, device=y.device) <= last[:, None]
+        part = part.masked_fill(~(inside & on_path), 0.0)
+        # How probable each label is at each step, given the labelling: sums in a fixed order.
+        labels = torch.arange(log_p.shape[2], device=y.device)
+        is_label = (path[..., None] == labels).double()  # [B, P, labels]
+        given = (part.transpose(0, 1) @ is_label).transpose(0, 1)
+        ctx.save_for_backward(given.to(log_p.dtype))
+        return -log_total.to(log_p.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (given,) = ctx.saved_tensors
+        return -gradients[0][:, None] * given, None, None
+
+
+def _follow(said: Tensor, inside: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
+    """The log probability of having come to each place of the paths [B, P], not counting what is
+    `said` there, at each step [T, B, P]; and, with that, at the last step that is `inside`."""
+    # What lies between is skipped where the labels differ (two blanks never do).
+    past = paths != F.pad(paths, (2, 0), value=BLANK)[:, : paths.shape[1]]
+    alpha = torch.full_like(said[0], -torch.inf)
+    alpha[:, 0] = 0.0  # before the first step: as if at the first blank
+    step = compiled(_arrive) if said.is_cuda else _arrive
+    come = []
+    for here, counts in zip(said, inside, strict=True):
+        arrived, alpha = step(alpha, here, counts, past)
+        come.append(arrived)
+    return torch.stack(come), alpha
+
+
+def _arrive(alpha: Tensor, said: Tensor, inside: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of it: a path stays, goes on, or goes past a blank."""
+    places = alpha.shape[1]
+    one, two = (F.pad(alpha, (n, 0), value=-torch.inf)[:, :places] for n in (1, 2))
+    arrived = torch.logaddexp(torch.logaddexp(alpha, one), two.masked_fill(~past, -torch.inf))
+    return arrived, torch.where(inside, arrived + said, alpha)
 
 
 def decoder(which: Search) -> Decoder:

@@ -2,7 +2,8 @@
 
 Both networks take x [T, B, bands], where the frames behind an utterance's end are NaN, and give log
 probabilities [T', B, labels], the blank first, with the length of each utterance in T' steps. What
-they give for an utterance does not depend on those beside it.
+they give for an utterance does not depend on those beside it. The hierarchical one never asks the
+host for a length, so that a GPU can replay it, and takes utterances without any frame.
 """
 
 import math
@@ -120,10 +121,10 @@ class BidirectionalNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x, frames = read_padded(x)
-        lengths = -(-frames // self.stack)
+        lengths = -(-frames.cpu() // self.stack)  # packing wants them on the host
         x = F.pad(x, (0, 0, 0, 0, 0, -len(x) % self.stack))
         x = x.unflatten(0, (-1, self.stack)).transpose(1, 2).flatten(2)  # [T', B, stack * bands]
-        packed = pack_padded_sequence(x, lengths.cpu(), enforce_sorted=False)
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
         hidden, _ = pad_packed_sequence(self.rnn(packed)[0], total_length=len(x))
         return self.decoder(hidden).float().log_softmax(dim=-1), lengths
 
@@ -271,14 +272,24 @@ class _Turn:
     its padding stays behind it. Done twice it changes nothing."""
 
     def __init__(self, widths: Tensor, width: int) -> None:
-        place = torch.arange(width, device=widths.device)
-        back = widths[:, None] - 1 - place
-        self._places = torch.where(back >= 0, back, place)  # [B, W]
+        self._places = backwards(widths, width)  # [B, W]
 
     def __call__(self, x: Tensor, time: bool, frequency: bool) -> Tensor:
         if frequency:
             x = x.flip(1)
         return x.gather(2, self._places[:, None, :, None].expand_as(x)) if time else x
+
+
+def backwards(lengths: Tensor, steps: int) -> Tensor:
+    """The place [B, steps] of each step where sequences are read from their ends; padding stays.
+
+    >>> backwards(torch.tensor([3, 0]), 4)
+    tensor([[2, 1, 0, 3],
+            [0, 1, 2, 3]])
+    """
+    place = torch.arange(steps, device=lengths.device)
+    back = lengths[:, None] - 1 - place
+    return torch.where(back >= 0, back, place)
 
 
 def _skew(x: Tensor) -> Tensor:

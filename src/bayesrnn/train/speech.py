@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import Batch, SpeechData, UtteranceLoader, Vocabulary, load_speech
+from bayesrnn.data import (
+    Batch,
+    SpeechData,
+    UtteranceLoader,
+    Vocabulary,
+    choose_lengths,
+    load_speech,
+)
 from bayesrnn.data.speech import Utterance
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import ctc_nll
@@ -15,6 +22,8 @@ from bayesrnn.recipe import Recipe
 
 EVALUATION_UTTERANCES = 32
 """Utterances a batch of an evaluation; it changes speed and memory only."""
+LENGTHS = 6
+"""Lengths that utterances to train on are padded to, so that a GPU can replay a step of each."""
 
 
 class SpeechTask:
@@ -40,8 +49,12 @@ class SpeechTask:
         for utterances in self.speech.splits.values():
             for one in utterances:
                 _check_length(one, recipe.model.frames_a_step)
+        train = self.speech.splits["train"]
+        lengths = None  # a blstm asks the host for those of a batch: nothing could be recorded
+        if recipe.model.network == "mdlstm":
+            lengths = choose_lengths([len(one.features) for one in train], LENGTHS)
         self.batches = UtteranceLoader(
-            self.speech.splits["train"], recipe.train.streams, recipe.train.seed, device
+            train, recipe.train.streams, recipe.train.seed, device, lengths=lengths
         )
         self._scored = [split for split in ("valid", "test") if split in self.speech.splits]
         self.watched = "valid_nll" if "valid" in self._scored else "train_nll"
