@@ -1,5 +1,6 @@
 """Sequences in padded batches, those of similar length together; captions among them."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -72,6 +73,15 @@ class PaddedLoader(Batches):
         batches = filled.reshape(len(self), self.streams)
         return batches if random is None else random.permutation(batches)
 
+    def _maker(self) -> Callable[[int], Batch]:
+        order = self.order
+        on_device = torch.from_numpy(order).to(self.device)
+        return lambda here: self._batch(order[here], on_device[here])
+
+    @abstractmethod
+    def _batch(self, lines: NDArray[np.int64], chosen: Tensor) -> Batch:
+        """These sequences, -1 being none; `chosen` are the same on the device."""
+
 
 class CaptionLoader(PaddedLoader):
     """Captions, `streams` at a time, in batches that have one of few shapes.
@@ -116,11 +126,6 @@ class CaptionLoader(PaddedLoader):
             table[line, : 1 + len(caption)] = [picture, *caption]
         self._table = torch.from_numpy(table).to(self.device)
         self._end = end
-
-    def _maker(self) -> Callable[[int], Batch]:
-        order = self.order
-        on_device = torch.from_numpy(order).to(self.device)
-        return lambda here: self._batch(order[here], on_device[here])
 
     def _batch(self, lines: NDArray[np.int64], chosen: Tensor) -> Batch:
         real = lines[lines >= 0]

@@ -1,6 +1,6 @@
 """Utterances in batches: those of similar length together, padded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -62,11 +62,6 @@ class UtteranceLoader(PaddedLoader):
             return super()._ranked(random)
         jitter = random.uniform(1 - JITTER, 1 + JITTER, len(self.sizes))
         return np.argsort(self.sizes * jitter, kind="stable")
-
-    def _maker(self) -> Callable[[int], Batch]:
-        order = self.order
-        on_device = torch.from_numpy(order).to(self.device)
-        return lambda here: self._batch(order[here], on_device[here])
 
     def _batch(self, lines: NDArray[np.int64], chosen: Tensor) -> Batch:
         real = lines[lines >= 0]
