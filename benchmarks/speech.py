@@ -120,7 +120,7 @@ def train(given: argparse.Namespace, run: Commands, name: str) -> dict[str, Any]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     found = {key: done[key] for key in ("epochs", "kept_epoch", "seconds")}
     found |= {"device": device, "settings": [*settings, *given.set]}
-    found |= score(run, folder, described=done["complexity_bits"] is not None)
+    found |= score(run, folder, device, described=done["complexity_bits"] is not None)
     if name in (*CURVES, *HIERARCHICAL, FISHER):
         found["curve"] = {
             key: [round(line[key], 4) for line in epochs]
@@ -130,22 +130,22 @@ def train(given: argparse.Namespace, run: Commands, name: str) -> dict[str, Any]
     return found
 
 
-def score(run: Commands, folder: Path, described: bool) -> dict[str, Any]:
+def score(run: Commands, folder: Path, device: str, described: bool) -> dict[str, Any]:
     """Phone error rates of the test set by all ways of decoding; the description length, by
     draws."""
     found: dict[str, Any] = {}
     for decoding in ("greedy", "beam", "prefix"):
-        done = run("evaluate", folder, "--decoding", decoding, "--device", "cpu")
+        done = run("evaluate", folder, "--decoding", decoding, "--device", device)
         found[f"per_{decoding}"] = done["per"]
     found |= {"per": done["per"], "test_nll": done["nll"]}
     if described:
-        draws = run("evaluate", folder, *BY_DRAWS)
+        draws = run("evaluate", folder, *BY_DRAWS, "--device", device)
         keys = ("error_bits", "complexity_bits", "total_bits", "uniform_bits", "ratio")
         found |= {key: draws[key] for key in (*keys, "bits_per_weight")}
     return found
 
 
-BY_DRAWS = "--split train --samples 3 --decoding greedy --device cpu".split()  # noqa: SIM905
+BY_DRAWS = "--split train --samples 3 --decoding greedy".split()  # noqa: SIM905
 
 
 def prune(given: argparse.Namespace, run: Commands, threshold: float) -> dict[str, Any]:
