@@ -106,7 +106,8 @@ def test_tied_and_untied_differ_in_their_masks_alone() -> None:
 
 def test_the_sharpened_recipe_is_the_bayesian_one_sharpened() -> None:
     brnn, sharpened = map(recipe_called, ("ptb-brnn-medium", "ptb-sharpened-medium"))
-    assert {key.split(".")[0] for key in differences(brnn, sharpened)} == {"posterior"}
+    apart = set(differences(brnn, sharpened)) - {"train.precision"}
+    assert {key.split(".")[0] for key in apart} == {"posterior"}
 
 
 def test_the_best_recipe_is_no_larger_than_the_published_one() -> None:
