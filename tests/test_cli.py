@@ -141,7 +141,7 @@ def test_evaluate_reads_another_text_with_the_runs_vocabulary(
 def test_evaluate_dynamic_learns_at_the_rate_given(cli: Cli, finished: Path) -> None:
     still = json.loads(cli("evaluate", finished, "--json").out)
     zero = json.loads(cli("evaluate", finished, "--dynamic", 0, "--json").out)
-    assert zero == still | {"rate": 0.0, "segment": 5} | {
+    assert zero == still | {"rate": 0.0, "segment": 5, "by_variance": False} | {
         key: pytest.approx(still[key], rel=1e-6) for key in ("nll", "perplexity")
     }  # cut at other places, and float32
     found = json.loads(cli("evaluate", finished, "--dynamic", "0.1", "--segment", 7, "--json").out)
@@ -149,6 +149,10 @@ def test_evaluate_dynamic_learns_at_the_rate_given(cli: Cli, finished: Path) -> 
     assert found["tokens"] == still["tokens"]
     assert found["nll"] != still["nll"]
     assert "search" not in found
+    by_variance = ["evaluate", finished, "--dynamic", 0.1, "--segment", 7, "--by-variance"]
+    other = json.loads(cli(*by_variance, "--json").out)
+    assert other["by_variance"]
+    assert other["nll"] not in (found["nll"], still["nll"])
     assert json.loads(cli("evaluate", finished, "--json").out) == still
 
 
@@ -499,6 +503,7 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
         ["evaluate", "RUN", "--dynamic", "0.1", "--weights", "sample"],
         ["evaluate", "RUN", "--segment", "0", "--dynamic", "0.1"],
         ["evaluate", "RUN", "--segment", "5"],
+        ["evaluate", "RUN", "--by-variance"],
         ["evaluate", "RUN", "--seed", str(10**30)],
         ["evaluate"],
         ["generate", "RUN", "--tokens", "0"],
@@ -537,12 +542,12 @@ def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> 
     run = tmp_path / "run"
     recipe = small_recipe(tmp_path, posterior=posterior, train={"options": {}})
     loop.train(recipe, run, quiet=True)
-    still, moving = (
+    still, moving, by_variance = (
         json.loads(cli("evaluate", run, "--sharpened", *flags, "--json").out)
-        for flags in ([], ["--dynamic", 0.1])
+        for flags in ([], ["--dynamic", 0.1], ["--dynamic", 0.1, "--by-variance"])
     )
-    assert (still["rate"], moving["rate"]) == (0.0, 0.1)
-    assert still["perplexity"] != moving["perplexity"]
+    assert (still["rate"], moving["rate"], by_variance["rate"]) == (0.0, 0.1, 0.1)
+    assert len({found["perplexity"] for found in (still, moving, by_variance)}) == 3
     refused = cli("evaluate", run, "--sharpened", "--dynamic", "search")
     assert refused.code == 2
     assert "no search" in " ".join(refused.err.replace("│", " ").split())

@@ -75,7 +75,13 @@ class Plain(nn.Module):
 
 
 def reference(
-    plain: nn.Module, text: Ids, rate: float, segment: int, streams: int = 1, clip: float = 0.0
+    plain: nn.Module,
+    text: Ids,
+    rate: float,
+    segment: int,
+    streams: int = 1,
+    clip: float = 0.0,
+    shares: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """Losses by stream and place: each stream's loop unrolled, one optimiser step a segment."""
     length = (len(text) - 1) // streams
@@ -98,6 +104,8 @@ def reference(
         objective.backward()
         if clip:
             nn.utils.clip_grad_norm_(plain.parameters(), clip)
+        for name, share in (shares or {}).items():
+            plain.get_parameter(name).grad *= share
         optimizer.step()
     return torch.tensor(found, dtype=torch.float64)
 
@@ -149,6 +157,48 @@ def test_tied_weights_learn_as_one(text: Ids) -> None:
     expected = reference(plain, text, RATE, SEGMENT).mean().item()
     found = br.dynamic_evaluate(bayesian(net=net), loader(text), RATE).nll
     assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("where", ["all", "some"])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_by_variance_each_weight_has_its_own_rate(where: str, clip: float, text: Ids) -> None:
+    net = network()
+    model = bayesian(br.Gaussian((0.05, 0.9)), WHERE[where], net)
+    sigma = {name: std for b in model.each_block() for name, (_, std) in b.moments().items()}
+    mean = torch.cat([std.flatten() ** 2 for std in sigma.values() if std is not None]).mean()
+    shares = {name: std**2 / mean for name, std in sigma.items() if std is not None}
+    assert len(shares) == (9 if where == "all" else 5)
+    plain = Plain("lstm", dict(net.state_dict()))
+    expected = reference(plain, text, RATE, SEGMENT, clip=clip, shares=shares).mean().item()
+    result = br.dynamic_evaluate(model, loader(text), RATE, clip, by_variance=True)
+    assert result.nll == pytest.approx(expected, rel=1e-5 if clip else 1e-10)
+    assert result.by_variance
+    alike = br.dynamic_evaluate(model, loader(text), RATE, clip)
+    assert not alike.by_variance
+    assert alike.nll != pytest.approx(expected, rel=1e-4)
+
+
+def test_equal_variances_are_as_none(text: Ids) -> None:
+    model = bayesian(br.Gaussian(0.3))
+    alike = br.dynamic_evaluate(model, loader(text), RATE)
+    by_variance = br.dynamic_evaluate(model, loader(text), RATE, by_variance=True)
+    assert by_variance.nll == pytest.approx(alike.nll, rel=1e-10)
+    found = br.search_rate(model, loader(text), (0.0, RATE), by_variance=True)
+    assert found.tried[1].nll == by_variance.nll
+
+
+def test_of_a_pruned_model_the_weights_left_share_the_rate(text: Ids) -> None:
+    model = bayesian(br.Gaussian(0.3))
+    for block in model.each_block():
+        block.prune(torch.arange(block.mean().numel()) % 2 == 0)
+    alike = br.dynamic_evaluate(model, loader(text), RATE)
+    by_variance = br.dynamic_evaluate(model, loader(text), RATE, by_variance=True)
+    assert by_variance.nll == pytest.approx(alike.nll, rel=1e-10)
+
+
+def test_points_have_no_variance_to_learn_by(text: Ids) -> None:
+    with pytest.raises(br.UserError, match="no weight of the model has a variance"):
+        br.dynamic_evaluate(bayesian(br.Delta()), loader(text), RATE, by_variance=True)
 
 
 @pytest.mark.parametrize("streams", [1, 3])

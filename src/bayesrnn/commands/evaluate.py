@@ -88,6 +88,13 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Steps a segment of --dynamic (default: the training's unroll)."),
     ] = None,
+    by_variance: Annotated[
+        bool,
+        typer.Option(
+            "--by-variance",
+            help="With --dynamic: each weight learns in proportion to its posterior variance.",
+        ),
+    ] = False,
     predictions: Annotated[
         Path | None,
         typer.Option(
@@ -113,19 +120,21 @@ def evaluate(
 
     bayesrnn evaluate runs/ptb --samples 10 --json
 
-    bayesrnn evaluate runs/ptb --dynamic 0.1
+    bayesrnn evaluate runs/ptb --dynamic search --by-variance
 
     bayesrnn evaluate runs/ptb --sharpened --look search
 
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
+    if by_variance and dynamic is None:
+        raise typer.BadParameter("--by-variance is of --dynamic; give that too")
     if sharpened:
         if samples is not None or segment is not None or streams != 1 or dynamic == "search":
             raise typer.BadParameter(
                 "--sharpened reads the text in the shape of the training: leave out --segment, "
                 "--samples and --streams; with it, --dynamic takes a rate, and no search"
             )
-        learning = _rate(dynamic or "0") or 0.0
+        learning = _rate(dynamic or "0") or 0.0, by_variance
         width = None if look is None else _width(look)
         phi: Literal["mean", "draw"] = "draw" if weights == "sample" else "mean"
         _evaluate_sharpened(run, split, phi, width, look_at, seed, data, device, learning, as_json)
@@ -160,7 +169,7 @@ def evaluate(
             scores = _text(model, task, split, count, generator, streams, watch)
         else:
             unroll = segment or recipe.train.unroll
-            scores = _dynamic(model, task, split, streams, unroll, rate, watch)
+            scores = _dynamic(model, task, split, streams, unroll, rate, by_variance, watch)
     tried = scores.pop("search", None)
     figures: dict[str, Any] = {
         "run": str(run),
@@ -253,6 +262,7 @@ def _dynamic(
     streams: int,
     unroll: int,
     rate: float | None,
+    by_variance: bool,
     watch: Watch,
 ) -> dict[str, Any]:
     """Dynamic evaluation at a rate, or at the best of a search on the validation text."""
@@ -260,11 +270,11 @@ def _dynamic(
     if rate is None:
         loader = task.stream("valid", streams, unroll)
         advance = watch("trying rates on valid", loader.targets * len(RATES))
-        search = search_rate(model, loader, RATES, advance=advance)
+        search = search_rate(model, loader, RATES, advance=advance, by_variance=by_variance)
         rate, tried = search.rate, {"search": [asdict(trial) for trial in search.tried]}
     loader = task.stream(split, streams, unroll)
     advance = watch(f"reading {split}", loader.targets)
-    text = dynamic_evaluate(model, loader, rate, advance=advance)
+    text = dynamic_evaluate(model, loader, rate, advance=advance, by_variance=by_variance)
     return {"streams": streams, **asdict(text), **tried}
 
 
@@ -285,7 +295,7 @@ def _evaluate_sharpened(
     seed: int,
     data: str,
     device: str,
-    rate: float,
+    learning: tuple[float, bool],
     as_json: bool,
 ) -> None:
     """`evaluate --sharpened`, with the looks of the training or with those of `--look`."""
@@ -308,7 +318,7 @@ def _evaluate_sharpened(
             model = looking(model, look_at, look, recipe.train.streams)
             figures |= {"look": look, "look_at": look_at}
         advance = watch(f"reading {split}", loader.targets)
-        found = evaluate_sharpened(model, loader, around, generator, advance, rate)
+        found = evaluate_sharpened(model, loader, around, generator, advance, *learning)
     figures |= asdict(found) | ({"search": tried} if tried and as_json else {})
     show(figures, f"{split} text, sharpened: an upper bound", as_json)
     if tried and not as_json:

@@ -5,6 +5,10 @@ segments only; then they take one step of gradient descent on it: the gradient o
 over the segment and averaged over the streams, at the posterior mean, without the KL. What moves is
 the means and the ordinary parameters; the state is carried on. All of this happens to a copy: the
 model itself is never written to.
+
+By variance, each weight moves in proportion to its sigma^2: what the posterior knows well stays
+where it is, what it does not know learns fast. That is the first-order step of online Bayes: with
+N(mu, sigma^2) as the prior of a segment's weights, its posterior's mode is at mu - sigma^2 g.
 """
 
 import copy
@@ -35,10 +39,12 @@ LOOK_SEGMENTS = 50
 
 @dataclass(frozen=True)
 class DynamicEvaluation(Evaluation):
-    """An `Evaluation` by the mean (`samples` is 0) that moved by `rate` after every `segment`."""
+    """An `Evaluation` by the mean (`samples` is 0) that moved by `rate` after every `segment`, each
+    weight alike or by its variance."""
 
     rate: float
     segment: int
+    by_variance: bool
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,15 @@ def dynamic_evaluate(
     rate: float,
     clip: float = 0.0,
     advance: Callable[[int], None] | None = None,
+    by_variance: bool = False,
 ) -> DynamicEvaluation:
     """Score every target of the loader once, and learn at `rate` from each cut once it is scored.
 
     The loader's cuts are the segments; the longer they are, the larger and the rarer are the steps,
     so take those of the training (`unroll`). `clip` bounds the norm of all gradients together (0:
     off). `advance` is told the number of targets after every segment, for a progress bar.
+    `by_variance`: the rate of each weight is `rate` times its variance over the mean variance of
+    all; parameters without one learn at `rate`.
     """
     require(
         (0 <= rate < math.inf, "rate", f"must be a finite number, 0 or above, got {rate}"),
@@ -87,9 +96,9 @@ def dynamic_evaluate(
             "shorter segment, fewer streams or more text"
         )
     with torch.inference_mode(False), torch.enable_grad():
-        nll = _mean(Learner(model, rate, clip), loader, advance)
+        nll = _mean(Learner(model, rate, clip, by_variance), loader, advance)
     return DynamicEvaluation(
-        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll
+        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll, by_variance
     )
 
 
@@ -99,6 +108,7 @@ def search_rate(
     rates: Sequence[float] = RATES,
     clip: float = 0.0,
     advance: Callable[[int], None] | None = None,
+    by_variance: bool = False,
 ) -> RateSearch:
     """Try each rate on this text (the validation text, say) and choose the one that scores best.
 
@@ -117,7 +127,7 @@ def search_rate(
                 advance(targets)
 
         try:
-            found = dynamic_evaluate(model, loader, rate, clip, count)
+            found = dynamic_evaluate(model, loader, rate, clip, count, by_variance)
             tried.append(Trial(rate, found.nll, found.perplexity))
         except Diverged:
             count(left)
@@ -138,7 +148,9 @@ class Learner:
     Given to `read_through`. Nothing in it waits for a GPU, so its steps are recorded and replayed.
     """
 
-    def __init__(self, model: Bayesian, rate: float, clip: float = 0.0) -> None:
+    def __init__(
+        self, model: Bayesian, rate: float, clip: float = 0.0, by_variance: bool = False
+    ) -> None:
         self.rate, self.clip = rate, clip
         self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
         self.model = copy.deepcopy(model).eval()
@@ -148,6 +160,7 @@ class Learner:
                 part.train().dropout = 0.0
                 part.flatten_parameters()  # a copy's weights do not lie together
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._shares = _shares(self.model) if by_variance else {}
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         """Score a cut, then learn from it."""
@@ -174,7 +187,32 @@ class Learner:
                 norm = nn.utils.get_total_norm(gradients)
                 factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
                 gradients = list(torch._foreach_mul(gradients, factor))
+            if self._shares:
+                shares = [self._shares.get(id(parameter)) for parameter in parameters]
+                gradients = [
+                    gradient if share is None else gradient * share
+                    for gradient, share in zip(gradients, shares, strict=True)
+                ]
             torch._foreach_add_(parameters, gradients, alpha=-self.rate)
+
+
+@torch.no_grad()
+def _shares(model: Bayesian) -> dict[int, Tensor]:
+    """Each weight's variance over the mean variance of all that have one, by the parameter that
+    holds the means."""
+    variances, left = {}, []
+    for block in model.each_block():
+        std = block.posterior.std(block.parameters_by_name)
+        if std is not None:
+            variances[id(block.loc)] = std.square()
+            left += [scale.flatten() for _, scale in block.left() if scale is not None]
+    if not variances:
+        raise UserError(
+            "no weight of the model has a variance to learn by: leave out --by-variance, or train "
+            'a model with posterior.kind = "gaussian"'
+        )
+    mean = torch.cat(left).square().mean()
+    return {name: variance / mean for name, variance in variances.items()}
 
 
 def _mean(learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None) -> float:

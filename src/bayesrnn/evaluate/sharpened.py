@@ -28,13 +28,14 @@ from bayesrnn.models.language import State, detach
 class Bound:
     """In nats a token: `nll` under the sharpened weights, `kl` of the looks, their sum `bound`, and
     its exponential; over `tokens` predictions in cuts of `streams` by `unroll`, after each of which
-    the mean moved by `rate` (0: it stayed)."""
+    the mean moved by `rate` (0: it stayed), each weight alike or by its variance."""
 
     tokens: int
     streams: int
     unroll: int
     around: str
     rate: float
+    by_variance: bool
     nll: float
     kl: float
     bound: float
@@ -97,6 +98,7 @@ def evaluate_sharpened(
     generator: torch.Generator | None = None,
     advance: Callable[[int], None] | None = None,
     rate: float = 0.0,
+    by_variance: bool = False,
 ) -> Bound:
     """Score every target of the loader once, each cut by weights that have looked at it.
 
@@ -110,7 +112,7 @@ def evaluate_sharpened(
             "the model is not sharpened, so there is no bound to compute: let it look with --look, "
             'or train one with posterior.kind = "sharpened"'
         )
-    learner = Learner(model, rate) if rate > 0 else None
+    learner = Learner(model, rate, by_variance=by_variance) if rate > 0 else None
     model = model if learner is None else learner.model
     carried: Sequence[Tensor] = ()  # the state of the mean, which learns
     nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
@@ -140,6 +142,7 @@ def evaluate_sharpened(
         loader.unroll,
         around,
         rate,
+        by_variance,
         nll.item() / tokens,
         kl.item() / tokens,
         bound,
