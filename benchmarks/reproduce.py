@@ -53,6 +53,7 @@ PLAN: dict[str, Any] = {
     "draw_streams": 1,
     "rate": 0.1,
     "rates": [0.02, 0.05, 0.2, 0.5],
+    "variance_rates": [0.05, 0.1, 0.2],
     "bound_rates": [0.3, 1.0, 3.0],
     "gap_draws": [0, 1, 2, 5, 10],
     "gap_draws_more": [20, 50],
@@ -64,6 +65,7 @@ PLAN: dict[str, Any] = {
 QUICK_PLAN = PLAN | {
     "samples": 2,
     "rates": [0.05],
+    "variance_rates": [0.05],
     "bound_rates": [0.3],
     "gap_draws": [0, 2],
     "gap_draws_more": [3],

@@ -106,6 +106,10 @@ class Evaluations:
         for rate in plan["rates"]:
             yield f"valid_de_{rate:g}", partial(self.dynamic, "valid", rate)
         yield "test_de_chosen", lambda: self.dynamic("test", self.chosen("valid_de"))
+        if not self.points:
+            for rate in plan["variance_rates"]:
+                yield f"valid_dv_{rate:g}", partial(self.dynamic, "valid", rate, True)
+            yield "test_dv_chosen", lambda: self.dynamic("test", self.chosen("valid_dv"), True)
         if self.can_look:
             for rate in plan["bound_rates"]:
                 yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
@@ -131,10 +135,11 @@ class Evaluations:
             **asdict(evaluate_text(self.model, loader, samples, generator)),
         }
 
-    def dynamic(self, split: str, rate: float) -> Figures:
-        """`evaluate --dynamic RATE`; the published rate is 0.1."""
+    def dynamic(self, split: str, rate: float, by_variance: bool = False) -> Figures:
+        """`evaluate --dynamic RATE [--by-variance]`; the published rate is 0.1."""
         loader = self.task.stream(split, 1, self.recipe.train.unroll)
-        return {"streams": 1, **asdict(dynamic_evaluate(self.model, loader, rate))}
+        found = dynamic_evaluate(self.model, loader, rate, by_variance=by_variance)
+        return {"streams": 1, **asdict(found)}
 
     def chosen(self, tried: str) -> float:
         """The rate that was best on valid, among all that were tried there."""

@@ -58,6 +58,9 @@ def figures_of(job: Job) -> dict[str, Figure]:
             perplexity(f"{split}_mean", split, f"--split {split}")
         name, rate = dynamic(found, split, bound)
         perplexity(f"{split}_de", name, f"--split {split}{flag} --dynamic {rate:g}", unit)
+        name, rate = dynamic(found, split, "", "dv")
+        options = f"--split {split} --dynamic {rate:g} --by-variance"
+        perplexity(f"{split}_de_by_variance", name, options)
         if not bound:
             perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
             name, rate = dynamic(found, split, "_bound")
@@ -73,11 +76,11 @@ def figures_of(job: Job) -> dict[str, Figure]:
     return figures | gaps(job) | (pruned(found) if job["model"] in PRUNES else {})
 
 
-def dynamic(found: dict[str, Any], split: str, bound: str) -> tuple[str, float]:
+def dynamic(found: dict[str, Any], split: str, bound: str, how: str = "de") -> tuple[str, float]:
     """Which evaluation is the one at the rate chosen on valid (the published one where none was
     chosen), and that rate."""
-    start = f"{split}{bound}_de"
-    chosen = found.get(f"test{bound}_de_chosen")
+    start = f"{split}{bound}_{how}"
+    chosen = found.get(f"test{bound}_{how}_chosen")
     if chosen is None:
         return start, found.get(start, {}).get("rate", 0.0)
     rate = chosen["rate"]

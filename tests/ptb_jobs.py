@@ -23,6 +23,9 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
         "valid_de_0.05": scored(level - 1, rate=0.05),
         "valid_de_0.2": scored(level - 2.5, rate=0.2),
         "test_de_chosen": scored(level - 5.5, rate=0.2),
+        "valid_dv_0.1": scored(level - 3, rate=0.1),
+        "valid_dv_0.05": scored(level - 2, rate=0.05),
+        "test_dv_chosen": scored(level - 6, rate=0.1),
     }
     if model == "sharpened":
         found |= {

@@ -269,6 +269,10 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     assert (values["brnn.test"], values["brnn.test_mc"]) == (76.0, 75.0)
     assert (values["brnn.valid_de"], values["brnn.test_de"]) == (73.5, 70.5)  # at the chosen rate
     assert summary["ptb.brnn.test_de"]["command"].endswith("--split test --dynamic 0.2")
+    by_variance = (values["brnn.valid_de_by_variance"], values["brnn.test_de_by_variance"])
+    assert by_variance == (73.0, 70.0)
+    command = summary["ptb.brnn.test_de_by_variance"]["command"]
+    assert command.endswith("--split test --dynamic 0.1 --by-variance")
     assert values["brnn.valid_epoch1"] == 249.0
     assert (values["brnn.gap_mean"], values["brnn.gap_1"]) == (0.65, 0.665)
     assert {name for name in values if "gap" in name} == {
