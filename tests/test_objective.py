@@ -222,6 +222,41 @@ def test_the_epochs_gradient_is_that_of_the_free_energy_over_the_streams() -> No
         assert torch.allclose(gradient, parameter.grad, rtol=1e-10)
 
 
+@pytest.mark.parametrize("warmth", [0.0, 0.3, torch.tensor(0.3, dtype=torch.float64)])
+@pytest.mark.parametrize(
+    ("posterior", "prior"),
+    [
+        (Gaussian(0.3), Normal(0.1, 0.5)),
+        (Gaussian(0.3), Normal(0.1, "learn")),  # whose gradient is in the graph
+        (Gaussian(0.3), ScaleMixture()),
+        (Gaussian(0.3, estimator="fisher"), Normal(0.1, 0.5)),
+    ],
+    ids=["normal", "learnt", "mixture", "fisher"],
+)
+def test_while_it_warms_up_a_part_of_the_kl_counts(
+    posterior: Any, prior: Any, warmth: float | Tensor
+) -> None:
+    loader = DataLoader(regression(10), batch_size=4)
+    batch = next(iter(loader))
+    model, objective = linear(posterior, prior), FreeEnergy(loader, "sample")
+    found: dict[float, list[Tensor]] = {}
+    figures = set()
+    with model.hold():
+        for part in (0.0, 1.0, warmth):
+            objective.warmth = part
+            model.zero_grad()
+            loss = objective(model, error(model, batch), batch)
+            loss.backward()
+            figures.add((loss.nats, objective.epoch.penalty))
+            objective.restart()
+            found[float(part)] = [p.grad.clone() for p in model.parameters()]
+    assert len(figures) == 1  # which are of the whole KL
+    part = float(warmth)
+    for none, whole, some in zip(found[0.0], found[1.0], found[part], strict=True):
+        assert not torch.allclose(none, whole)
+        assert torch.allclose(some, none + part * (whole - none), rtol=1e-10)
+
+
 def test_a_loss_is_its_parts() -> None:
     loader = DataLoader(regression(10), batch_size=4)
     batch = next(iter(loader))

@@ -63,7 +63,8 @@ class Loss:
     at them: together they bound the loss (Fortunato 2017, eq. 17).
 
     `backward()` is that of `objective`: (error + complexity) / streams, the published scale of a
-    learning rate, divided by the number of draws of the step.
+    learning rate, divided by the number of draws of the step. While the KL is being warmed up, only
+    the part `warmth` of the complexity counts there; all other figures are of the whole.
     """
 
     error: Tensor
@@ -76,6 +77,7 @@ class Loss:
     charges: Sequence[Charge] = field(repr=False)
     local: Tensor | None = field(default=None, repr=False)
     look: Look | None = field(default=None, repr=False)
+    warmth: float | Tensor = 1.0
 
     @property
     def total(self) -> Tensor:
@@ -83,7 +85,7 @@ class Loss:
 
     @property
     def objective(self) -> Tensor:
-        return self.total / (self.streams * self.draws)
+        return (self.error + self.warmth * self.complexity) / (self.streams * self.draws)
 
     @property
     def nats(self) -> Lengths:
@@ -102,7 +104,8 @@ class Loss:
         scale = self.streams * self.draws
         if not self.model.per_sequence:
             if _can_charge(self.losses, self.charges):
-                with self.model.charged(self.charges, self.share / scale, 1 / scale):
+                weight = self.warmth * self.share / scale
+                with self.model.charged(self.charges, weight, 1 / scale):
                     (self.losses.sum() / scale).backward()
                 if self.look is not None:
                     self.model.bend(self.look, 1 / scale)
@@ -126,7 +129,7 @@ class Loss:
         with self.model.one_sequence():
             for loss in (
                 *self.losses,
-                self.complexity,
+                self.warmth * self.complexity,
                 *([] if self.local is None else [self.local]),
             ):
                 gradients = torch.autograd.grad(
@@ -164,6 +167,10 @@ class FreeEnergy:
     The loss passed in is the negative log-likelihood of the batch, **summed**: a scalar, or a
     vector with one entry a sequence, which is summed here.
 
+    `warmth` is the part of the KL that is minimised at present, 1 unless you set it (a number, or a
+    tensor on the device). A large network with little data may learn nothing while the KL counts in
+    full from the first step: start at 0 and rise. Only with 1 is it the free energy.
+
     >>> from torch.utils.data import TensorDataset
     >>> from bayesrnn.bayes import bayesianize
     >>> x, y = torch.randn(10, 3), torch.randn(10, 1)
@@ -177,6 +184,7 @@ class FreeEnergy:
 
     def __init__(self, loader: object, kl: Estimator = "auto") -> None:
         self.kl = kl
+        self.warmth: float | Tensor = 1.0
         self.targets, self.processes, self._sizes = _count_epoch(loader)
         self._error, self._complexity = torch.zeros(2, dtype=torch.float64).unbind()
         self._defined = True
@@ -250,9 +258,8 @@ class FreeEnergy:
             self._complexity.add_(complexity.detach().double() / draws)
             self._error.add_(error.detach().double() / draws)
         charges = inner.charges()
-        loss = Loss(
-            error, complexity, part, streams, draws, inner, losses, charges, local, inner.look
-        )
+        of_model = (inner, losses, charges, local, inner.look)
+        loss = Loss(error, complexity, part, streams, draws, *of_model, self.warmth)
         self._defined = inner.has_description_length
         return loss
 

@@ -174,7 +174,14 @@ def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
     first = max(last, old.lr / 10) if lr is None else lr
     decay = min(1.0, last / first) ** (1 / (epochs - 1)) if epochs > 1 else 1.0
     new = replace(
-        old, epochs=epochs, lr=first, decay=decay, decay_after=1, average_after=0, max_steps=0
+        old,
+        epochs=epochs,
+        lr=first,
+        decay=decay,
+        decay_after=1,
+        warm_up=0,
+        average_after=0,
+        max_steps=0,
     )
     return replace(recipe, train=new)
 

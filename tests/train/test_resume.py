@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "learnt prior": {"prior": {"kind": "normal", "scale": "learn"}},
     "averaged": {"train": {"average_after": 1}},
+    "warmed up": {"train": {"warm_up": 1}},
 }
 
 

@@ -70,6 +70,18 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     assert all(one[name][0].equal(two[name][0]) for name in one)
 
 
+def test_the_epochs_of_a_warm_up_are_neither_the_best_nor_without_progress(tmp_path: Path) -> None:
+    early = train(small_recipe(tmp_path, **OVERFITS), tmp_path / "early", quiet=True).kept
+    waits = {**OVERFITS["train"], "patience": 2, "warm_up": early + 3}
+    recipe = small_recipe(tmp_path, **{**OVERFITS, "train": waits})
+    outcome = train(recipe, tmp_path / "run", quiet=True)
+    figures = [line["valid_perplexity"] for line in outcome.epochs]
+    later = figures[early + 3 :]
+    assert figures.index(min(figures)) + 1 == early  # there is no KL, so it is the same training
+    assert outcome.kept == early + 3 + later.index(min(later)) + 1
+    assert len(figures) >= early + 5
+
+
 def test_the_test_set_chooses_nothing(tmp_path: Path) -> None:
     recipe = review_recipe(tmp_path, train={"keep": "best"})
     with pytest.raises(UserError, match="need a validation set"):

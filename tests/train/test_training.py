@@ -17,6 +17,7 @@ import bayesrnn as br
 from bayesrnn.description import Description
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import LanguageModel
+from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import loop
@@ -243,6 +244,23 @@ def test_the_learning_rate_follows_the_published_schedule(tmp_path: Path) -> Non
     assert [line["lr"] for line in outcome.epochs] == pytest.approx(
         [0.5, 0.5, 0.5 * 0.9, 0.5 * 0.9**2, 0.5 * 0.9**3]
     )
+
+
+def test_the_kl_warms_up_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[float] = []
+    loss = FreeEnergy.loss
+
+    def watched(self: FreeEnergy, *given: Any, **named: Any) -> Any:
+        counted.append(float(self.warmth))
+        return loss(self, *given, **named)
+
+    monkeypatch.setattr(FreeEnergy, "loss", watched)
+    settings = {"epochs": 4, "warm_up": 2}
+    outcome = train(small_recipe(tmp_path, train=settings), tmp_path / "run", quiet=True)
+    steps = outcome.steps // 2
+    rising = [step / steps for step in range(steps)]
+    assert counted == pytest.approx([*rising, *[1.0] * steps])
+    assert all(line["kl"] > 0 for line in outcome.epochs)  # the whole of it
 
 
 def test_metrics_are_lines_of_json_with_the_documented_keys(

@@ -32,7 +32,7 @@ from bayesrnn.train.checkpoint import (
 )
 from bayesrnn.train.progress import Reporter
 from bayesrnn.train.run import MetricsLog, Run, read_metrics
-from bayesrnn.train.schedule import learning_rate
+from bayesrnn.train.schedule import learning_rate, warmth
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.stopping import Progress
 from bayesrnn.train.task import Task, build_task
@@ -128,6 +128,9 @@ class Trainer:
         self.task = task
         self.model = model
         self.objective = FreeEnergy(task.batches, recipe.bayes.kl)
+        self.warm_up = self.settings.warm_up * len(task.batches)  # in steps
+        if self.warm_up:
+            self.objective.warmth = torch.zeros((), device=task.batches.device)
         self.optimizer = optimizer
         self.step = self.epoch = 0
         self.state: State | None = None
@@ -185,7 +188,7 @@ class Trainer:
     def _done(self) -> bool:
         """Whether all steps were taken, or no epoch was progress for too long."""
         patience = self.settings.patience
-        waited = self.epoch - self.progress.last_gain
+        waited = self.epoch - max(self.progress.last_gain, self.settings.warm_up)
         return self.step >= self.total or bool(patience and waited >= patience)
 
     def _one_epoch(self) -> None:
@@ -213,6 +216,8 @@ class Trainer:
         """One step; its figures stay on the device until `_look`."""
         for _ in range(self.settings.draws):
             self.objective.count(batch, self.settings.draws)
+        if isinstance(self.objective.warmth, Tensor):  # at one place: a recorded step reads it
+            self.objective.warmth.fill_(warmth(self.step, self.warm_up))
         self.state = self.take(batch, None if batch.first else self.state)
         self.window.targets += batch.targets
 
@@ -283,6 +288,8 @@ class Trainer:
     def _note_progress(self, line: dict[str, Any]) -> None:
         """Keep the model of an epoch that is the best so far, as it was validated; say when there
         was no progress for too long."""
+        if self.epoch <= self.settings.warm_up:
+            return
         watched = self.task.watched
         if self.progress.note(line, watched, self.task.progress) and self.settings.keep == "best":
             with self.average.in_place():

@@ -35,7 +35,8 @@ class TrainSettings:
 
     A step reads `unroll` tokens of each of `streams` streams, with the state carried on; of images
     and reviews it reads `streams`, in an order of its own in every epoch. `lr` stays for
-    `decay_after` epochs and is then multiplied by `decay` every epoch. `clip` bounds the norm of
+    `decay_after` epochs and is then multiplied by `decay` every epoch. Over the first `warm_up`
+    epochs the KL's weight rises from 0 to what it should be. `clip` bounds the norm of
     all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
     class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit. After
     `average_after` epochs (0: never) all that is learnt is averaged over the steps, and the average
@@ -45,7 +46,8 @@ class TrainSettings:
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
     After each epoch a validation text is read as `valid_streams` streams (1: exact, contiguous).
     `keep` says which epoch's model a run ends with, the "last" or the "best" by what is watched.
-    With `patience` training ends after so many epochs without progress (0: never).
+    With `patience` training ends after so many epochs without progress (0: never). Neither looks at
+    epochs of the warm-up.
     """
 
     epochs: int = 20
@@ -59,6 +61,7 @@ class TrainSettings:
     options: Mapping[str, Option] = field(default_factory=dict)
     decay: float = 1.0
     decay_after: int = 0
+    warm_up: int = 0
     clip: float = 5.0
     average_after: int = 0
     draws: int = 1
@@ -97,6 +100,12 @@ class TrainSettings:
             at_least("streams", 1),
             at_least("unroll", 1),
             at_least("decay_after", 0),
+            (
+                0 <= self.warm_up < self.epochs,
+                "warm_up",
+                f"must be 0 (none) or above, and less than the {self.epochs} epochs, "
+                f"got {self.warm_up}",
+            ),
             at_least("average_after", 0),
             at_least("draws", 1),
             at_least("valid_streams", 1),
