@@ -101,7 +101,7 @@ class TrainSettings:
             at_least("unroll", 1),
             at_least("decay_after", 0),
             (
-                0 <= self.warm_up < self.epochs,
+                0 <= self.warm_up < max(self.epochs, 1),
                 "warm_up",
                 f"must be 0 (none) or above, and less than the {self.epochs} epochs, "
                 f"got {self.warm_up}",
