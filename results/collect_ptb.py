@@ -77,17 +77,18 @@ def figures_of(job: Job) -> dict[str, Figure]:
 
 
 def dynamic(found: dict[str, Any], split: str, bound: str, how: str = "de") -> tuple[str, float]:
-    """Which evaluation is the one at the rate chosen on valid (the published one where none was
-    chosen), and that rate."""
-    start = f"{split}{bound}_{how}"
-    chosen = found.get(f"test{bound}_{how}_chosen")
-    if chosen is None:
-        return start, found.get(start, {}).get("rate", 0.0)
-    rate = chosen["rate"]
-    if split == "test":
-        return f"{start}_chosen", rate
-    tried = [n for n in found if n.startswith(start) and found[n].get("rate") == rate]
-    return tried[0], rate
+    """Which evaluation is the one at the rate that was best on valid ("": there is none of this
+    text yet), and that rate."""
+    rates = {n: e["rate"] for n, e in found.items() if n.startswith(f"valid{bound}_{how}")}
+    if not rates:
+        return "", 0.0
+    best = min(rates, key=lambda name: found[name]["perplexity"])
+    same = [
+        name
+        for name, figures in found.items()
+        if name.startswith(f"{split}{bound}_{how}") and figures["rate"] == rates[best]
+    ]
+    return (same or [""])[0], rates[best]
 
 
 def gaps(job: Job) -> dict[str, Figure]:

@@ -87,7 +87,7 @@ def gap(axes: Axes, jobs: Jobs) -> bool:
     axes.minorticks_off()
     axes.set(xlabel="draws of the weights", ylabel="entropy gap, nats a word")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
     return any("gap" in job["evaluations"] for seeds in jobs.values() for job in seeds)
 
 

@@ -548,6 +548,8 @@ def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> 
     )
     assert (still["rate"], moving["rate"], by_variance["rate"]) == (0.0, 0.1, 0.1)
     assert len({found["perplexity"] for found in (still, moving, by_variance)}) == 3
+    [line] = cli("evaluate", run, "--sharpened", "--dynamic", "1e30", "--json").errors
+    assert "with the rate 1e+30 diverges" in line
     refused = cli("evaluate", run, "--sharpened", "--dynamic", "search")
     assert refused.code == 2
     assert "no search" in " ".join(refused.err.replace("│", " ").split())

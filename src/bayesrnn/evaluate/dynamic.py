@@ -153,6 +153,7 @@ class Learner:
     ) -> None:
         self.rate, self.clip = rate, clip
         self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
+        self._worst: float | None = None  # a loss above this one has diverged
         self.model = copy.deepcopy(model).eval()
         for part in self.model.modules():
             # cuDNN runs backward in train mode alone. A subclass may do more there: left as it is.
@@ -195,6 +196,21 @@ class Learner:
                 ]
             torch._foreach_add_(parameters, gradients, alpha=-self.rate)
 
+    def check(self, nll: float, count: int, targets: int) -> None:
+        """Stop where the loss a token, over the first `count` targets, has gone astray; the first
+        time it is that of the model as it was given."""
+        if self._worst is None:
+            if not math.isfinite(nll):
+                raise UserError(f"the model's loss is {nll} before it has learnt anything")
+            # e times the perplexity of a guess; a model that stands still does not diverge
+            self._worst = max(nll, self.guess) + 1.0 if self.rate > 0 else math.inf
+        elif not nll <= self._worst:
+            raise Diverged(
+                f"dynamic evaluation with the rate {self.rate:g} diverges: after {count:,} of "
+                f"{targets:,} tokens the loss is {nll:.4g} nats a token (a uniform guess: "
+                f"{self.guess:.4g}); use a lower rate, {self.rate / 10:g} say, or search for one"
+            )
+
 
 @torch.no_grad()
 def _shares(model: Bayesian) -> dict[int, Tensor]:
@@ -218,23 +234,12 @@ def _shares(model: Bayesian) -> dict[int, Tensor]:
 def _mean(learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None) -> float:
     """The loss a token, unless it diverges."""
     total = torch.zeros((), dtype=torch.float64, device=loader.device)
-    count, nll, worst = 0, math.nan, math.inf
+    count, nll = 0, math.nan
     for number, losses in enumerate(read_through(loader, learner, advance)):
         total = total + losses.sum()
         count += losses.numel()
         if number % LOOK_SEGMENTS and count < loader.targets:
             continue
         nll = total.item() / count
-        if number == 0:  # scored by the model as it was given
-            if not math.isfinite(nll):
-                raise UserError(f"the model's loss is {nll} before it has learnt anything")
-            if learner.rate > 0:
-                worst = max(nll, learner.guess) + 1.0  # e times the perplexity of a guess
-        elif not nll <= worst:
-            raise Diverged(
-                f"dynamic evaluation with the rate {learner.rate:g} diverges: after {count:,} of "
-                f"{loader.targets:,} tokens the loss is {nll:.4g} nats a token (a uniform guess: "
-                f"{learner.guess:.4g}); use a lower rate, {learner.rate / 10:g} say, or search for "
-                "one"
-            )
+        learner.check(nll, count, loader.targets)
     return nll

@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian, sharpen
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate.dynamic import Learner
+from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
 
@@ -117,7 +117,8 @@ def evaluate_sharpened(
     carried: Sequence[Tensor] = ()  # the state of the mean, which learns
     nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
     state: State | None = None
-    for batch in loader.whole(advance):
+    count = 0
+    for number, batch in enumerate(loader.whole(advance)):
         with evaluating(model), model.weights("sample"):
 
             def mean_loss() -> Tensor:
@@ -134,6 +135,9 @@ def evaluate_sharpened(
         if learner is not None:
             with torch.enable_grad():
                 _, *carried = learner(batch.x, batch.y, *carried)
+            count += batch.targets
+            if number % LOOK_SEGMENTS == 0 or count == loader.targets:
+                learner.check((nll + kl).item() / count, count, loader.targets)
     tokens = loader.targets
     bound = (nll + kl).item() / tokens
     return Bound(
