@@ -59,7 +59,7 @@ PLAN: dict[str, Any] = {
     "gap_draws_more": [20, 50],
     "prune_percents": [50, 70, 80, 90, 95],
     "retrain_percents": [80, 70, 90, 50],
-    "retrain_epochs": 5,
+    "retrain_epochs": 10,
     "steps": [],
 }
 QUICK_PLAN = PLAN | {

@@ -38,7 +38,7 @@ from bayesrnn.evaluate.dynamic import Diverged
 from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
 from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
-from bayesrnn.prune import choose, pruning_curve
+from bayesrnn.prune import Ranking, choose, pruning_curve
 from bayesrnn.pruned_run import prune_run
 from bayesrnn.recipe import read_recipe
 from bayesrnn.saving import load, load_vocabulary
@@ -195,30 +195,43 @@ class Evaluations:
         return {"streams": streams, "unigram_entropy": unigram_entropy(ids), "by_draws": rows}
 
     def prune(self) -> Figures:
-        """The curve of Fig. 2, by one ranking of all weights and by one of each tensor."""
+        """The curve of Fig. 2, by one ranking of all weights and by one of each tensor; and by the
+        size of the mean alone."""
 
         def valid(model: Bayesian) -> float:
             return evaluate_text(model, self.task.stream("valid")).perplexity
 
         fractions = [0.0, *(percent / 100 for percent in self.plan["prune_percents"])]
         found: Figures = {}
-        for key, per_tensor in (("all", False), ("per_tensor", True)):
+        rankings: dict[str, tuple[bool, Ranking]] = {
+            "all": (False, "snr"),
+            "per_tensor": (True, "snr"),
+            "magnitude": (False, "magnitude"),
+        }
+        for key, (per_tensor, by) in rankings.items():
             generator = torch.Generator(self.device).manual_seed(1)
-            rows = pruning_curve(self.model, valid, fractions, per_tensor, generator)
+            rows = pruning_curve(self.model, valid, fractions, per_tensor, generator, by=by)
             found[key] = [asdict(row) for row in rows]
         return found
 
     def retrain(self, percent: int) -> Figures:
-        """`prune --fraction F --retrain EPOCHS`, then `evaluate --split valid`."""
+        """`prune --fraction F --by RANKING --retrain EPOCHS`, by the ranking that costs less here,
+        then `evaluate --split valid`."""
         out = self.run.with_name(f"{self.run.name}-pruned-{percent}")
         epochs = self.plan["retrain_epochs"]
-        pruned = prune_run(self.run, out, percent / 100, retrain=epochs, quiet=True)
+
+        def cost(key: str) -> float:
+            rows = self.done["prune"][key]
+            return next(r["error"] for r in rows if round(100 * r["fraction"]) == percent)
+
+        by: Ranking = "snr" if cost("all") <= cost("magnitude") else "magnitude"
+        pruned = prune_run(self.run, out, percent / 100, retrain=epochs, quiet=True, by=by)
         if not pruned.finished:
             raise SystemExit(STOPPED)  # the next call goes on with it
         model = load(out).to(self.device)
         figures = {
             "retrain_epochs": epochs,
-            "per_tensor": False,
+            "by": by,
             **{key: getattr(pruned, key) for key in ("weights", "percent", "file_ratio")},
             **{
                 f"{split}_perplexity": evaluate_text(model, self.task.stream(split)).perplexity

@@ -125,7 +125,8 @@ def pruned(found: dict[str, Any]) -> dict[str, Figure]:
             figures[f"prune_{percent}"] = (rows[percent]["error"], unit, f"{command} && {after}")
         again = found.get(f"prune_{percent}_retrained")
         if again is not None:
-            command += f" --retrain {again['retrain_epochs']}"
+            by = "" if again.get("by", "snr") == "snr" else f" --by {again['by']}"
+            command += f"{by} --retrain {again['retrain_epochs']}"
             value = again["valid_perplexity"]
             figures[f"prune_{percent}_retrained"] = (value, unit, f"{command} && {after}")
     return figures
