@@ -10,6 +10,7 @@ on with those that are missing. All come from the functions that the command lin
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -220,11 +221,12 @@ class Evaluations:
         out = self.run.with_name(f"{self.run.name}-pruned-{percent}")
         epochs = self.plan["retrain_epochs"]
 
-        def cost(key: str) -> float:
-            rows = self.done["prune"][key]
-            return next(r["error"] for r in rows if round(100 * r["fraction"]) == percent)
+        def cost(key: str) -> float:  # nan where it was not measured: then by signal to noise
+            rows = self.done.get("prune", {}).get(key, [])
+            same = [row["error"] for row in rows if round(100 * row["fraction"]) == percent]
+            return same[0] if same else math.nan
 
-        by: Ranking = "snr" if cost("all") <= cost("magnitude") else "magnitude"
+        by: Ranking = "magnitude" if cost("magnitude") < cost("all") else "snr"
         pruned = prune_run(self.run, out, percent / 100, retrain=epochs, quiet=True, by=by)
         if not pruned.finished:
             raise SystemExit(STOPPED)  # the next call goes on with it
