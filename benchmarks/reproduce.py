@@ -50,6 +50,7 @@ GRACE_SECONDS = 30
 
 PLAN: dict[str, Any] = {
     "samples": 10,
+    "masked_samples": 100,
     "draw_streams": 1,
     "rate": 0.1,
     "rates": [0.02, 0.01, 0.005, 0.05],
@@ -64,6 +65,7 @@ PLAN: dict[str, Any] = {
 }
 QUICK_PLAN = PLAN | {
     "samples": 2,
+    "masked_samples": 2,
     "rates": [0.05],
     "variance_rates": [0.05],
     "bound_rates": [0.3],
@@ -412,6 +414,7 @@ def arguments() -> argparse.Namespace:
         help="only these evaluations: valid,valid_de to choose by, say",
     )
     add("--samples", type=int, help=f"draws of the MC perplexity ({PLAN['samples']})")
+    add("--masked-samples", type=int, help=f"of dropout's ({PLAN['masked_samples']})")
     add("--draw-streams", type=int, help="read a text as so many streams by draws (1: exact)")
     add("--gap-draws", type=numbers, help="of the entropy gap, first (0,1,2,5,10)")
     add("--gap-draws-more", type=numbers, help="and last of all (20,50)")

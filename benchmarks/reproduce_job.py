@@ -69,6 +69,7 @@ class Evaluations:
         self.looks = any(block.posterior.looks_at_data for block in blocks)
         self.points = all(isinstance(block.posterior, Delta) for block in blocks)
         self.masked = any(isinstance(part, Mask) for part in self.model.modules())
+        self.draws = plan["masked_samples" if self.points else "samples"]
         self.can_look = any(
             isinstance(block.posterior, Gaussian) and fnmatchcase(weight.name, LOOK_AT)
             for block in blocks
@@ -89,7 +90,7 @@ class Evaluations:
             for split in splits:
                 yield f"{split}_bound", partial(self.bound, split)
         if not self.points or self.masked:
-            yield "test_mc", partial(self.perplexity, "test", plan["samples"])
+            yield "test_mc", partial(self.perplexity, "test", self.draws)
         for split in splits:
             yield f"{split}_de", partial(self.dynamic, split, plan["rate"])
         if self.can_look:
@@ -116,7 +117,7 @@ class Evaluations:
                 yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
             yield "test_bound_de_chosen", lambda: self.bound("test", self.chosen("valid_bound_de"))
         if not self.points or self.masked:
-            yield "valid_mc", partial(self.perplexity, "valid", plan["samples"])
+            yield "valid_mc", partial(self.perplexity, "valid", self.draws)
             yield "gap_more", partial(self.gap, plan["gap_draws_more"])
 
     def early_steps(self) -> Iterator[Step]:
