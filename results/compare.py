@@ -22,7 +22,7 @@ def read_published(folder: Path) -> Published:
     """folder/published.toml (nothing was published where it is not there). Raises ValueError."""
     path = folder / "published.toml"
     if not path.exists():
-        return {"only_in_results": [], "section": []}
+        return {"highlights": [], "section": []}
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Write RESULTS.md and README.md's tables from results/summary.json, the source of every number.
+"""Write RESULTS.md and README.md's results from results/summary.json, the source of every number.
 
     python results/make_tables.py           # write both
     python results/make_tables.py --check   # write nothing; exit 1 when either differs
@@ -26,16 +26,24 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from compare import Published, comparison, comparison_problems, read_published, short_table
+from compare import (
+    Published,
+    comparison,
+    comparison_problems,
+    read_published,
+    short_table,
+    shown,
+)
 from tables import cell, code, number, table
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+WIDTH = 110
 NOTHING_YET = "No results have been recorded yet."
 
 Entry = dict[str, Any]
@@ -104,6 +112,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 # (A model's name may have a dot of its own: an4.prune_0.01.per.)
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,3}")
+NAMED = re.compile(r"\{([^}]+)\}")
 
 
 def log_problem(log: str, folder: Path) -> str | None:
@@ -220,21 +229,24 @@ def results_page(summary: Summary, published: Published, root: Path) -> str:
     return "\n".join(parts)
 
 
-def readme_table(summary: Summary, published: Published) -> str:
+def readme_results(summary: Summary, published: Published) -> str:
+    """The short table, and the highlights, each a sentence with numbers of the summary in it."""
     if not summary:
         return NOTHING_YET + "\n"
     short = [short_table(s, summary) for s in published["section"] if s.get("short")]
-    rows = [
-        [
-            code(key),
-            f"{number(entry['value'])} {cell(entry['unit'])}",
-            number(entry["published"]),
-            cell(entry["hardware"]),
-        ]
-        for key, entry in summary.items()
-        if not any(fnmatchcase(key, pattern) for pattern in published["only_in_results"])
+    values = {key: shown(entry["value"]) for key, entry in summary.items()}
+    said = [NAMED.sub(lambda found: values[found[1]], text) for text in published["highlights"]]
+    lines = [textwrap.fill(f"- {text}", WIDTH, subsequent_indent="  ") for text in said]
+    return "\n".join([*short, *lines, ""])
+
+
+def highlight_problems(summary: Summary, published: Published) -> list[str]:
+    named = {key for text in published["highlights"] for key in NAMED.findall(text)}
+    return [
+        f"published.toml: a highlight names {key}, which is not in summary.json"
+        for key in sorted(named - summary.keys())
+        if summary
     ]
-    return "\n".join([*short, table(["result", "ours", "published", "hardware"], rows)])
 
 
 def with_table(readme: str, generated: str) -> str:
@@ -258,12 +270,14 @@ def main() -> int:
             published = read_published(ROOT / "results")
         except ValueError as error:
             raise Problems([f"results/published.toml is not valid TOML: {error}"]) from None
-        if problems := comparison_problems(published, summary):
+        problems = comparison_problems(published, summary)
+        problems += highlight_problems(summary, published)
+        if problems:
             raise Problems(problems)
         readme_now = readme.read_text(encoding="utf-8") if readme.exists() else ""
         wanted = {
             page: results_page(summary, published, ROOT),
-            readme: with_table(readme_now, readme_table(summary, published)),
+            readme: with_table(readme_now, readme_results(summary, published)),
         }
     except Problems as found:
         print(*found.lines, sep="\n", file=sys.stderr)

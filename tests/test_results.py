@@ -1,6 +1,7 @@
 """RESULTS.md and README's table say what results/summary.json says, and nothing else."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_an_empty_summary_says_so(root: Path):
     assert run(root, "--check").returncode == 0
 
 
-def test_an_entry_is_rendered_in_both_files(root: Path):
+def test_an_entry_is_rendered_and_a_highlight_names_it(root: Path):
     record(root, {"toy.brnn.valid": entry(), "other.lstm.test": entry(value=3, published=4.25)})
     assert run(root).returncode == 0
     page, readme = (root / "RESULTS.md").read_text(), (root / "README.md").read_text()
@@ -72,18 +73,17 @@ def test_an_entry_is_rendered_in_both_files(root: Path):
         "| `brnn.valid` | 12.5 perplexity | - | 0, 1 | a laptop \\| one core "
         "| `bayesrnn train toy.toml --out runs/toy` | `0123abc` | [log](<results/toy.json>) |"
     ) in page
-    assert "| `toy.brnn.valid` | 12.5 perplexity | - | a laptop \\| one core |" in readme
-    assert "| `other.lstm.test` | 3 perplexity | 4.25 | a laptop \\| one core |" in readme
+    assert "12.5" not in readme
     assert readme.startswith("# title\n")
     assert readme.endswith("\n\nthe end\n")
     assert run(root, "--check").returncode == 0
 
 
 def test_a_changed_value_is_caught_and_nothing_is_written(root: Path):
-    record(root, {"toy.brnn.valid": entry()})
-    run(root)
-    record(root, {"toy.brnn.valid": entry(value=11.5)})
+    publish(root, brnn_valid=78.8)
+    assert run(root).returncode == 0
     before = (root / "RESULTS.md").read_text(), (root / "README.md").read_text()
+    publish(root, brnn_valid=78.7)
     checked = run(root, "--check")
     assert checked.returncode == 1
     assert "RESULTS.md differs" in checked.stderr
@@ -167,7 +167,7 @@ def test_readme_must_have_its_markers(root: Path):
 # --- beside the papers -----------------------------------------------------------------------
 
 PUBLISHED = """
-only_in_results = ["ptb.*"]
+highlights = ["It gets to {toy.brnn.valid}, and {toy.brnn.valid} again."]
 [[chapter]]
 name = "ptb"
 title = "Beside the papers"
@@ -220,8 +220,8 @@ def test_ours_stands_beside_what_was_published(root: Path):
     assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
     assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) |" in readme
     assert "| Dropout | not run yet (86.2) | - |" in readme
-    assert "`ptb.brnn.valid`" not in readme
-    assert "`toy.brnn.valid`" in readme
+    assert "- It gets to 12.5, and 12.5 again.\n" in readme
+    assert "`toy.brnn.valid`" not in readme
     assert run(root, "--check").returncode == 0
 
 
@@ -240,6 +240,22 @@ def test_a_difference_must_be_explained_and_numbers_may_not_contradict_each_othe
     assert not (root / "RESULTS.md").exists()
 
 
+def test_a_highlight_may_not_name_what_is_not_there(root: Path):
+    publish(root, brnn_valid=78.8)
+    record(root, {"ptb.brnn.valid": entry(value=78.8, published=78.8)})
+    checked = run(root)
+    assert checked.returncode == 1
+    assert "a highlight names toy.brnn.valid, which is not in summary.json" in checked.stderr
+
+
+def copy_published(root: Path) -> None:
+    """The repository's own, but for the highlights: they name more than a test has."""
+    text = (ROOT / "results" / "published.toml").read_text()
+    none = re.sub(r"^highlights = \[.*?^\]$", "highlights = []", text, flags=re.M | re.S)
+    assert none != text
+    (root / "results" / "published.toml").write_text(none)
+
+
 def collect(root: Path, *jobs: dict[str, Any]) -> dict[str, Any]:
     out = write_jobs(root / "out", *jobs)
     assert run(root, str(out), script="collect_ptb").returncode == 0
@@ -248,7 +264,7 @@ def collect(root: Path, *jobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
-    shutil.copy(ROOT / "results" / "published.toml", root / "results")
+    copy_published(root)
     record(root, {"toy.brnn.valid": entry(), "ptb.brnn.valid": entry()})
     jobs = [made_up_job("brnn", seed, level=75.0) for seed in (1, 2)]
     jobs.append(made_up_job("brnn", 3, level=75.0, commit="4567def"))
@@ -301,7 +317,7 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
 
 
 def test_other_settings_and_speeds_have_files_of_their_own(root: Path):
-    shutil.copy(ROOT / "results" / "published.toml", root / "results")
+    copy_published(root)
     speed = {"words_per_second": 2e5, "hardware": "1x GPU", "commit": "0123abc", "commands": []}
     write_jobs(root / "out")
     (root / "out" / "speed.json").write_text(json.dumps({"brnn": speed}))
