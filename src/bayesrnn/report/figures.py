@@ -24,6 +24,8 @@ COLOURS = 6
 CURVE_POINTS = 200
 FEW = 0.02
 """The share of captions whose mean says little."""
+FEW_EPOCHS = 8
+"""So many get a tick each."""
 LONGEST_NAME = 36
 """Letters of a run's name in a legend."""
 SCORES = ("perplexity", "error_percent", "rmse", "per")
@@ -68,6 +70,7 @@ def held_out(runs: Runs) -> list["go.Figure"]:
                 y = [line[train] for line in run.epochs]
                 _line(figure, index, run, x, y, "training", dash="dot", legend=False)
         _log_if_wide(figure)
+        _whole_epochs(figure, runs)
         found += _drawn(figure, runs)
     return found
 
@@ -108,6 +111,7 @@ def bits(which: str) -> Callable[[Runs], list["go.Figure"]]:
             x = [line["epoch"] for line in lines]
             if lines:
                 _line(figure, index, run, x, [line[which] for line in lines], "")
+        _whole_epochs(figure, runs)
         return _drawn(figure, runs)
 
     return draw
@@ -366,6 +370,12 @@ def _figure(x: str, y: str) -> "go.Figure":
         yaxis={**axis, "title": _axis_title(y)},
     )
     return figure
+
+
+def _whole_epochs(figure: "go.Figure", runs: Runs) -> None:
+    """There is no epoch 1.5; with many epochs no tick falls there anyway."""
+    if max((len(run.epochs) for run in runs), default=0) <= FEW_EPOCHS:
+        figure.update_xaxes(dtick=1)
 
 
 def _axis_title(text: str) -> dict[str, Any]:

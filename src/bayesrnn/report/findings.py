@@ -29,6 +29,7 @@ from bayesrnn.report.readings import (
     read_text,
 )
 from bayesrnn.saving import load
+from bayesrnn.storage import Damaged
 from bayesrnn.train.run import read_metrics
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
@@ -106,6 +107,9 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
     notes: list[str] = []
     try:
         lines = read_metrics(run)
+    except Damaged as error:
+        lines = []
+        notes.append(f"Its learning is not shown: {error}.")
     except UserError:
         lines = []
         notes.append(

@@ -14,6 +14,7 @@ Cell = tuple[float | str | None, str]
 
 def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
     """Key, title and a cell a run; rows in which no run has anything are left out."""
+    held_out, unit = _shared(runs)
     rows: list[tuple[str, str, Callable[[Findings], float | str | None], str]] = [
         ("data", "data", lambda run: run.recipe.data.kind, ""),
         ("network", "network", _network, ""),
@@ -22,13 +23,13 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         ("weights", "weights", lambda run: run.weights, "{:,}"),
         ("epochs", "epochs", lambda run: _last(run, "epoch"), "{:,}"),
         ("seconds", "training time", lambda run: _last(run, "seconds"), "time"),
-        ("speed", "speed (median)", _speed, "{:,.0f}/s"),
+        ("speed", f"{unit} a second (median)", _speed, "{:,.0f}"),
         ("error_bits", "error bits, epoch kept", _kept("error_bits"), "{:,.0f}"),
         ("complexity_bits", "complexity bits, epoch kept", _kept("complexity_bits"), "{:,.0f}"),
         ("ratio", "both over a uniform code, epoch kept", _kept("ratio"), "{:,.3f}"),
         ("bits_per_weight", "bits a weight", lambda run: run.bits_per_weight, "{:,.3f}"),
-        ("best", "held out, best epoch", _best, "{:,.4g}"),
-        ("last", "held out, last epoch", lambda run: _watched(run, -1), "{:,.4g}"),
+        ("best", f"{held_out}, best epoch", _best, "{:,.4g}"),
+        ("last", f"{held_out}, last epoch", lambda run: _watched(run, -1), "{:,.4g}"),
     ]
     split = runs[0].split
     most = max(line["samples"] for run in runs for line in run.by_draws)
@@ -57,6 +58,16 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         if any(v is not None for v, _ in cells):
             found.append((key, title, cells))
     return found
+
+
+def _shared(runs: Sequence[Findings]) -> tuple[str, str]:
+    """What is held out, and what is counted a second; in general words where runs differ."""
+    keys = {figures.watched_key(run) for run in runs} - {None}
+    units = {run.unit for run in runs}
+    return (
+        figures.in_words(keys.pop() or "") if len(keys) == 1 else "held out",
+        units.pop() if len(units) == 1 else "targets",
+    )
 
 
 def written(value: float | str | None, form: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from bayesrnn.errors import UserError
 from bayesrnn.files import write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
+from bayesrnn.storage import Damaged
 
 LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
 """What a process that was killed has left half-written."""
@@ -109,9 +110,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All lines of a run's metrics.jsonl."""
     path = run / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
     except FileNotFoundError as error:
         raise UserError(f"{run} has no metrics.jsonl, so it is no run") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise Damaged(
+                f"{path} is damaged: line {number} is not JSON; run the same training again, which "
+                "drops what it had not saved, or restore a copy"
+            ) from error
+    return found
 
 
 class MetricsLog:
