@@ -420,11 +420,15 @@ class Trainer:
     def _say_start(self, resumed: bool) -> None:
         batches = self.task.batches
         where = f"resuming at step {self.step}" if resumed else "starting"
-        self.reporter.say(
+        text = (
             f"{where} on {batches.device}: {self.model.weight_count:,} Bayesian weights, "
-            f"{self.total} steps, {batches.targets:,} targets an epoch "
-            f"({batches.left_over} left over, {batches.dropped} dropped)"
+            f"{self.total:,} steps, {batches.targets:,} {self.task.unit} an epoch"
         )
+        if batches.left_over:
+            text += f" (without the last {batches.left_over}, too few for another time step)"
+        if batches.dropped:
+            text += f" (without the {batches.dropped} of the last cut)"
+        self.reporter.say(text)
 
 
 def located(data: Data) -> Data:

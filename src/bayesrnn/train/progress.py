@@ -1,7 +1,7 @@
 """What a person sees while a model trains: a bar on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,24 @@ from rich.progress import (
 )
 
 from bayesrnn.files import writing
+
+BESIDE = 24
+"""Columns of a terminal that the bar, the slash, the time left and the spaces between take."""
+
+
+def fitting(parts: Sequence[str], room: int) -> str:
+    """As many of the figures, the first ones first, as there is room for.
+
+    >>> fitting(["perplexity 99.1", "3,500 words/s", "nll 4.596"], 31)
+    'perplexity 99.1  3,500 words/s'
+    """
+    line = ""
+    for part in parts:
+        longer = f"{line}  {part}" if line else part
+        if len(longer) > room:
+            break
+        line = longer
+    return line
 
 
 class Reporter:
@@ -52,17 +70,16 @@ class Reporter:
 
     def figures(self, line: Mapping[str, Any], unit: str) -> None:
         """The running figures of a step line; `unit` is what the targets are."""
-        text = (
-            f"{line[f'{unit}_per_second']:,.0f} {unit}/s  nll {line['nll']:.3f}  "
-            f"kl {line['kl']:,.0f}"
-        )
-        if "perplexity" in line:
-            text += f"  perplexity {line['perplexity']:,.1f}"
+        parts = [f"perplexity {line['perplexity']:,.1f}"] if "perplexity" in line else []
+        parts += [f"{line[f'{unit}_per_second']:,.0f} {unit}/s", f"nll {line['nll']:.3f}"]
+        parts += [f"kl {line['kl']:,.0f}"]
         if self._bar is not None:
             epoch = f"epoch {line['epoch']}"
-            self._bar.update(self._task, description=epoch, figures=text)
+            room = self._console.width - len(epoch) - 2 * len(str(self._total)) - BESIDE
+            self._bar.update(self._task, description=epoch, figures=fitting(parts, room))
         else:
             left = self._time_left(line["step"])
+            text = "  ".join(parts)
             self.say(f"step {line['step']}/{self._total} (epoch {line['epoch']})  {text}{left}")
 
     def _time_left(self, step: int) -> str:
