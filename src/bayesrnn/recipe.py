@@ -98,11 +98,18 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     except FileNotFoundError as error:
         raise UserError(f"no recipe at {path}; give the path of a .toml file") from error
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot read {path}: {error.strerror or error}; give the path of a .toml file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text, so it is no recipe") from error
+        raise UserError(
+            f"{path} is not UTF-8 text, so it is no recipe; give the path of a .toml file"
+        ) from error
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(
+            f"{path} is not valid TOML: {error}; a recipe is a .toml file, data are given to it as "
+            "data.path=..."
+        ) from error
     for override in overrides:
         _merge(table, _parse_override(override))
     return from_table(table)

@@ -106,7 +106,9 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     """
     path = Path(folder)
     if not path.exists():
-        raise UserError(f"no model at {path}: there is no such folder")
+        raise UserError(
+            f"no model at {path}: there is no such folder; give one that train --out has made"
+        )
     if module is None:
         if not (path / "recipe.toml").exists():
             raise UserError(

@@ -92,6 +92,9 @@ def write_features(path: Path, features: Features) -> None:
 
 def _from_npz(data: bytes) -> tuple[Tensor, list[str]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        for name in ("features", "filenames"):
+            if name not in arrays:
+                raise KeyError(name)  # numpy's own says more, and less clearly
         return torch.from_numpy(arrays["features"]), [str(name) for name in arrays["filenames"]]
 
 

@@ -104,8 +104,8 @@ def _split(reviews: list[Review], settings: ReviewData) -> dict[str, list[Review
     empty = [name for name, part in splits.items() if not part and (valid or name != "valid")]
     if empty:
         raise UserError(
-            f"{settings.path} has {len(reviews)} reviews, too few to split as "
-            f"{list(settings.split)}: none is left for {empty[0]}"
+            f"{settings.path} holds too few reviews ({len(reviews)}) to split them as "
+            f"{list(settings.split)}: none is left for {empty[0]}; give more, or change data.split"
         )
     return splits
 

@@ -125,6 +125,9 @@ def _read_corpus(
 ) -> tuple[dict[str, list[Utterance]], Vocabulary]:
     """From audio; which layout it is shows in the files there are."""
     import_soundfile()
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {problem}; set data.path to a corpus of speech")
     if any(folder.glob("etc/*_train.fileids")):
         spoken, labels = list_sphinx(folder, settings)
     elif any(subfolder(folder, part) for part in ("TRAIN", "TEST")):

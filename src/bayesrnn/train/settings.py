@@ -103,8 +103,8 @@ class TrainSettings:
             (
                 0 <= self.warm_up < max(self.epochs, 1),
                 "warm_up",
-                f"must be 0 (none) or above, and less than the {self.epochs} epochs, "
-                f"got {self.warm_up}",
+                f"must be 0 (none) or above, and below train.epochs ({self.epochs}), got "
+                f"{self.warm_up}",
             ),
             at_least("average_after", 0),
             at_least("draws", 1),
