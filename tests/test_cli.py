@@ -568,7 +568,9 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     for flags, message in (
         (["--look", "1"], "give that too"),
         (["--sharpened", "--look", "-1"], "a width above 0"),
-        (["--sharpened", "--look", "1", "--look-at", "softmax"], "names none of"),
+        (["--sharpened", "--look", "1", "--look-at", "softmax"], "error: --look-at must name some"),
+        (["--sharpened", "--look-at", "rnn.*"], "--look-at is of --look"),
+        (["--look-at", "rnn.*"], "--look-at is of --look"),
     ):
         refused = cli("evaluate", run, *flags)
         assert refused.code == 2

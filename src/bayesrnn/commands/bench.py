@@ -29,7 +29,9 @@ def bench(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time a training step: the plain network against the Bayesian one, in one run.
+    """Time a training step: the plain network, the Bayesian one.
+
+    The cases take turns, so that all are timed under the same load.
 
     bayesrnn bench --size medium --steps 20
     """

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from bayesrnn.commands.options import AsJson, Device, DrawSeed, RunFolder, recipe_of
-from bayesrnn.commands.tables import shown, watching
+from bayesrnn.commands.options import AsJson, Device, DrawSeed, RunFolder, check_file, recipe_of
+from bayesrnn.commands.tables import shown, table_of, watching
 from bayesrnn.data import CaptionData, read_features
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.captioned import caption_pictures
@@ -48,8 +47,10 @@ def caption(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Caption pictures, and say how sure each caption is: its words' mean probability, and what
-    draws of the weights disagree about (epistemic, nats a word).
+    """Caption pictures, and say how sure each caption is.
+
+    The confidence is the geometric mean of its words' probabilities; epistemic is what draws of the
+    weights disagree about, in nats a word.
 
     bayesrnn features my-pictures --out mine.npz
 
@@ -57,8 +58,7 @@ def caption(
     """
     if temperature and beam != 1:
         raise typer.BadParameter("--temperature draws words one by one; give --beam 1")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    check_file(out)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, "")
     if not isinstance(recipe.data, CaptionData) or not isinstance(recipe.model, CaptionerSettings):
@@ -90,7 +90,7 @@ def caption(
     if as_json:
         print(json.dumps({"run": str(run), **asdict(found)}, ensure_ascii=False))
         return
-    table = Table("picture", "caption", "confidence", "epistemic", title="captions")
+    table = table_of("picture", "caption", "confidence", "epistemic", title="captions")
     for each in found.pictures[:SHOWN]:
         lines = [each.caption, *(f"  draw: {text}" for text in each.draws)]
         if each.disputed:

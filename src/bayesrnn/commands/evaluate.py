@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import evaluate_run
@@ -21,11 +20,13 @@ from bayesrnn.commands.options import (
     RunFolder,
     SpeechDecoding,
     Weights,
+    check_file,
     check_flags,
     recipe_of,
 )
-from bayesrnn.commands.tables import show, shown, watching
+from bayesrnn.commands.tables import show, shown, table_of, watching
 from bayesrnn.description import complexity, describe
+from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import (
     dynamic_evaluate,
     evaluate_labelled,
@@ -43,6 +44,9 @@ from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
+
+LOOK_AT = "decoder.*"
+"""The weights that --look lets look: the softmax's."""
 
 
 def evaluate(
@@ -74,8 +78,11 @@ def evaluate(
         ),
     ] = None,
     look_at: Annotated[
-        str, typer.Option(metavar="PATTERN", help="The weights that --look lets look.")
-    ] = "decoder.*",
+        str | None,
+        typer.Option(
+            metavar="PATTERN", help=f"The weights that --look lets look (default: {LOOK_AT})."
+        ),
+    ] = None,
     dynamic: Annotated[
         str | None,
         typer.Option(
@@ -111,10 +118,11 @@ def evaluate(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """How good a run's model is: the perplexity of a whole text, as one stream with the state
-    carried; the error over all images or reviews; the perplexity and the scores of captions; or
-    the error rate of speech. And what its weights, and for the training set with draws also the
-    targets, take to describe.
+    """How good a run's model is.
+
+    The perplexity of a whole text, as one stream with the state carried; the error over all images
+    or reviews; the perplexity and the scores of captions; or the error rate of speech. And what its
+    weights, and for the training set with draws also the targets, take to describe.
 
     bayesrnn evaluate runs/ptb --split test
 
@@ -126,6 +134,8 @@ def evaluate(
 
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
+    if look_at is not None and look is None:
+        raise typer.BadParameter("--look-at is of --look; give that too")
     if by_variance and dynamic is None:
         raise typer.BadParameter("--by-variance is of --dynamic; give that too")
     if sharpened:
@@ -137,7 +147,8 @@ def evaluate(
         learning = _rate(dynamic or "0") or 0.0, by_variance
         width = None if look is None else _width(look)
         phi: Literal["mean", "draw"] = "draw" if weights == "sample" else "mean"
-        _evaluate_sharpened(run, split, phi, width, look_at, seed, data, device, learning, as_json)
+        where = look_at or LOOK_AT
+        _evaluate_sharpened(run, split, phi, width, where, seed, data, device, learning, as_json)
         return
     if look is not None:
         raise typer.BadParameter("--look is of --sharpened; give that too")
@@ -149,6 +160,7 @@ def evaluate(
     if dynamic is None and segment is not None:
         raise typer.BadParameter("--segment is of --dynamic; give that too")
     rate = _rate(dynamic) if dynamic is not None else None
+    check_file(predictions)
     place = choose_device(device, "--device")
     model = load(run).to(place)
     recipe = recipe_of(run, data)
@@ -178,11 +190,24 @@ def evaluate(
         **scores,
         **_description(model, task, split, scores.get("expected_nll"), generator),
     }
-    if tried is not None and as_json:
-        figures["search"] = tried
+    if as_json:
+        figures |= {} if tried is None else {"search": tried}
+    else:
+        figures = _measured(figures)
     show(figures, f"{split} {task.unit}", as_json)
     if tried is not None and not as_json:
         _show_trials("rate", tried)
+
+
+def _measured(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what was not asked for: figures by draws, and those of the targets' description."""
+    left_out: set[str] = set()
+    if figures.get("expected_nll") is None:
+        left_out |= {"expected_nll", "expected_perplexity"}
+    if figures["error_nats"] is None:
+        left_out |= {"error_nats", "error_bits", "total_nats", "total_bits"}
+        left_out |= {"uniform_bits", "ratio"}
+    return {key: value for key, value in figures.items() if key not in left_out}
 
 
 def _description(
@@ -279,7 +304,7 @@ def _dynamic(
 
 
 def _show_trials(what: str, tried: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(what, "valid perplexity", title=f"{what}s tried")
+    table = table_of(what, "valid perplexity", title=f"{what}s tried")
     for trial in tried:
         value = "diverged" if trial["perplexity"] is None else shown(trial["perplexity"])
         table.add_row(f"{trial[what]:g}", value)
@@ -309,6 +334,8 @@ def _evaluate_sharpened(
     figures: dict[str, Any] = {"run": str(run), "split": split}
     tried: list[dict[str, Any]] = []
     with watching() as watch:
+        if look is not None:
+            _check_looks(model, look_at)
         if look == "search":
             valid = task.stream("valid", *shape)
             advance = watch("trying looks on valid", valid.targets * len(LOOKS))
@@ -320,9 +347,19 @@ def _evaluate_sharpened(
         advance = watch(f"reading {split}", loader.targets)
         found = evaluate_sharpened(model, loader, around, generator, advance, *learning)
     figures |= asdict(found) | ({"search": tried} if tried and as_json else {})
+    if not as_json and not found.rate:
+        del figures["rate"], figures["by_variance"]
     show(figures, f"{split} text, sharpened: an upper bound", as_json)
     if tried and not as_json:
         _show_trials("look", tried)
+
+
+def _check_looks(model: Bayesian, look_at: str) -> None:
+    """Say in the command's words what --look-at cannot name."""
+    try:
+        looking(model, look_at, 1.0, 1)
+    except Invalid as error:
+        raise Invalid([("--look-at", message) for _, message in error.problems]) from error
 
 
 def _width(look: str) -> float | Literal["search"]:

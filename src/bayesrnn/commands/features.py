@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from bayesrnn.commands.options import AsJson, Device
+from bayesrnn.commands.options import AsJson, Device, check_file
 from bayesrnn.commands.tables import show, watching
 from bayesrnn.data import write_features
 from bayesrnn.data.features import SUFFIXES
-from bayesrnn.errors import UserError
 from bayesrnn.models.vision import find_pictures, load_vision, picture_features
 from bayesrnn.train.loop import choose_device
 
@@ -28,15 +27,15 @@ def features(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Turn pictures into the vectors that captions are learnt from, with a network for images. Use
-    the same network for training and afterwards.
+    """Turn pictures into the vectors that captions are learnt from.
+
+    A network for images does it. Use the same one for training and afterwards.
 
     bayesrnn features my-pictures --out mine.npz
     """
     if out.suffix not in SUFFIXES:
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, got {str(out)!r}")
-    if not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    check_file(out)
     paths = find_pictures(images)
     place = choose_device(device, "--device")
     module, prepare = load_vision(network, weights)

@@ -1,5 +1,6 @@
 """What several commands take, and how it is checked."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.recipe import Recipe, read_recipe
 
@@ -39,6 +41,20 @@ def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
     for flag in (flag for flag, is_used in used.items() if is_used):
         if recipe.data.kind not in FLAGS.get(flag, (TextData.kind,)):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
+
+
+def check_file(path: Path | None) -> None:
+    """Refuse a file that cannot be written: now, not after all the work."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; give the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(
+            f"cannot write {path}: the folder {path.parent} is read-only; choose another"
+        )
 
 
 def recipe_of(run: Path, data: str) -> Recipe:

@@ -21,8 +21,10 @@ def prepare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a corpus of speech into features, once: its folder can then be given as data.path, to a
-    machine without the audio and without a library for it.
+    """Turn a corpus of speech into features, once.
+
+    Their folder can then be given as data.path, on a machine without the audio and without a
+    library for it.
 
     bayesrnn prepare recipes/an4-ml.toml data.path=an4 --out an4-mel
     """

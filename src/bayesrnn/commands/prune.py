@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder
-from bayesrnn.commands.tables import show, shown, watching
+from bayesrnn.commands.tables import show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
 
@@ -68,8 +67,9 @@ def prune(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set the weights of lowest signal to noise to 0, for a smaller file that evaluate reads; or
-    say what that would cost.
+    """Set the weights that matter least to 0, or say what it costs.
+
+    Those of lowest signal to noise go first. The smaller file is a run that evaluate reads.
 
     bayesrnn prune runs/ptb --curve 0,0.5,0.7,0.8,0.9
 
@@ -170,7 +170,7 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
     names = ["threshold" if by_threshold else "pruned", "weights", "percent"]
     names += ["before", "retrained", "epochs"] if retrained else [found.figure.replace("_", " ")]
     title = f"{found.figure.replace('_', ' ')} of {run}, pruned"
-    table = Table(*names, "bits each", title=title)
+    table = table_of(*names, "bits each", title=title)
     for point in found.points:
         first = f"{point.threshold:g}" if by_threshold else f"{100 * point.fraction:g} %"
         row = [first, f"{point.weights:,}", f"{point.percent:.1f}"]
@@ -182,7 +182,9 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
 
 def _show_structure(found: Structure) -> None:
     """The matrices, and the recurrent layers by gate."""
-    table = Table("weight", "left", "of", "dead rows", "of", "dead columns", "of", title="matrices")
+    heads = ("weight", "left", "of", "dead rows", "of", "dead columns", "of")
+    table = table_of(*heads, title="matrices")
+    table.columns[0].no_wrap = True
     for m in found.matrices:
         cells = (m.left, m.weights, m.dead_rows, m.rows, m.dead_columns, m.columns)
         table.add_row(m.name, *(f"{cell:,}" for cell in cells))
@@ -191,7 +193,7 @@ def _show_structure(found: Structure) -> None:
         return
     gates = list(dict.fromkeys(gate for layer in found.layers for gate in layer.unfed_gates))
     names = [f"no input to {gate}" for gate in gates]
-    table = Table(
+    table = table_of(
         "layer", "units", "no input at all", "not heard inside", *names, title="recurrent units"
     )
     for layer in found.layers:

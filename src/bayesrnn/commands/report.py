@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bayesrnn.commands.options import AsJson, Data, Device, DrawSeed, draw_counts
+from bayesrnn.commands.options import AsJson, Data, Device, DrawSeed, check_file, draw_counts
 from bayesrnn.commands.tables import show, watching
 from bayesrnn.data import CaptionData, TextData
 from bayesrnn.errors import UserError
@@ -48,8 +48,10 @@ def report(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """One page about runs, to open in a browser: learning, uncertainty, calibration, pruning, and a
-    text, or captions of pictures, shaded word by word. It needs no network.
+    """One page about runs, to open in a browser.
+
+    Learning, uncertainty, calibration, pruning, and a text, or captions of pictures, shaded word by
+    word. The page needs no network.
 
     bayesrnn report runs/book --out page.html
 
@@ -60,8 +62,7 @@ def report(
     started = time.monotonic()
     if out.suffix not in (".html", ".htm"):
         raise typer.BadParameter(f"--out must end in .html, got {str(out)!r}")
-    if not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    check_file(out)
     require_plotly()
     choices = Choices(
         tuple(draw_counts(samples)),

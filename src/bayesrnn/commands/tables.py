@@ -1,6 +1,7 @@
 """Figures for people, as tables, or for programs, as JSON."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -8,9 +9,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from bayesrnn.evaluate.reader import Watch
+
+TITLES = {
+    "nll": "nll (nats each)",
+    "train_nll": "train nll (nats each)",
+    "expected_nll": "expected nll (nats each)",
+    "kl": "kl (nats each)",
+    "bound": "bound (nats each)",
+    "per": "label errors (%)",
+    "unigram_entropy": "unigram entropy (nats)",
+}
+"""What people read in place of a figure's key, where that does not say its unit."""
 
 
 @contextmanager
@@ -27,21 +39,40 @@ def show(figures: dict[str, Any], title: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures))
         return
-    table = Table(title=title, show_header=False)
+    table = table_of("", "", title=title, show_header=False)
     for key, value in figures.items():
-        table.add_row(key.replace("_", " "), shown(value))
+        table.add_row(TITLES.get(key, key.replace("_", " ")), shown(value))
     Console().print(table)
 
 
 def columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
     """A table with a line a figure and a column a case."""
-    table = Table(title=title, show_header=False)
+    table = table_of("", *("" for _ in cases), title=title, show_header=False)
     for key in cases[0]:
         table.add_row(key.replace("_", " "), *(shown(case[key]) for case in cases))
     Console().print(table)
 
 
+def table_of(*headings: str, title: str, show_header: bool = True) -> Table:
+    """An empty table; what is too long for the terminal is folded, never cut."""
+    heads = (Column(heading, overflow="fold") for heading in headings)
+    return Table(*heads, title=title, show_header=show_header)
+
+
 def shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    """A figure for people.
+
+    >>> [shown(value) for value in (1234567, 1234.5, 32.1, 0.00002, 0.0, True, None, "mean")]
+    ['1,234,567', '1,234', '32.1', '2e-05', '0', 'yes', '-', 'mean']
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and math.isfinite(value):
+        if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        if 0 < abs(value) < 0.001:
+            return f"{value:.3g}"
+        return f"{value:.4f}".rstrip("0").rstrip(".")
+    if isinstance(value, int):
+        return f"{value:,}"
     return "-" if value is None else str(value)

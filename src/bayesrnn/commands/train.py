@@ -44,7 +44,7 @@ def train(
         **{key: value for key, value in last.items() if key.startswith("train_")},
         watched: last.get(watched),
         f"best_{watched}": min((line[watched] for line in outcome.epochs), default=None),
-        **{field.name: last.get(field.name) for field in fields(Description)},
+        **{field.name: last.get(field.name) for field in fields(Description) if last or as_json},
         "seconds": outcome.seconds,
     }
     show(figures, "training", as_json)

@@ -37,9 +37,10 @@ def transcribe(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write down what is said in sound files, each label with the probability that it is that one.
+    """Write down what is said in sound files, and how sure that is.
 
-    A file that cannot be read is named, with the reason; the others are transcribed all the same.
+    Beside a label stands the probability that it is that one. A file that cannot be read is named,
+    with the reason; the others are transcribed all the same.
 
     bayesrnn transcribe runs/an4-adaptive-weight-noise hello.flac
 

@@ -11,7 +11,6 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import uncertainty_of_run
@@ -21,11 +20,12 @@ from bayesrnn.commands.options import (
     Device,
     DrawSeed,
     RunFolder,
+    check_file,
     check_flags,
     draw_counts,
     recipe_of,
 )
-from bayesrnn.commands.tables import columns, show, shown, watching
+from bayesrnn.commands.tables import columns, show, shown, table_of, watching
 from bayesrnn.data import (
     CaptionData,
     SpeechData,
@@ -88,10 +88,11 @@ def uncertainty(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """What a run's model does not know of a text: entropy, its aleatoric and epistemic parts, and
-    calibration; the entropy gap, and whether other texts stand out. Of images and reviews: the
-    means and calibration. Of captions: whether unsure ones are bad ones, and whether a wrong
-    picture or noise makes the model less sure.
+    """What a run's model does not know.
+
+    Of a text: entropy, its aleatoric and epistemic parts, and calibration; the entropy gap, and
+    whether other texts stand out. Of images and reviews: the means and calibration. Of captions:
+    whether unsure ones are bad ones, and whether a wrong picture or noise makes it less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
@@ -105,8 +106,7 @@ def uncertainty(
             raise typer.BadParameter(f"{flag} is of --gap; give that too")
     if out is not None and out.suffix not in (".csv", ".json"):
         raise typer.BadParameter(f"--out must end in .csv or .json, got {str(out)!r}")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}; make it first")
+    check_file(out)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run, data)
     settings, part = recipe.data, split or "test"
@@ -158,11 +158,11 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
         print(json.dumps({**figures, "by_draws": found.by_draws, **more}))
         return
     show(figures, found.what, False)
-    columns(found.by_draws, f"by the number of draws (0: the mean), nats {found.unit}")
+    columns(found.by_draws, f"by the number of draws (0: the mean); entropies in nats {found.unit}")
     if found.detection:
         keys = ("entropy_auroc", "entropy_aupr", "information_auroc", "information_aupr")
         heads = ("other text", "draws", *(key.replace("_", "\n") for key in keys))
-        table = Table(*heads, title=f"other texts, told apart by windows of {window}")
+        table = table_of(*heads, title=f"other texts, told apart by windows of {window}")
         for case in found.detection:
             table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
         Console().print(table)

@@ -1,0 +1,158 @@
+"""What a person at a terminal sees: whole names, units, one line where something is wrong."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bayesrnn import cli as command_line
+from bayesrnn.commands import evaluate as evaluate_command
+from bayesrnn.commands import report as report_command
+from bayesrnn.commands import uncertainty as uncertainty_command
+from bayesrnn.data import read_features
+from bayesrnn.errors import UserError
+from bayesrnn.train import loop
+from bayesrnn.train.progress import Reporter
+from labelled_runs import review_recipe
+from small_runs import Cli, small_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shown")
+    loop.train(small_recipe(folder), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_every_command_is_told_in_one_line() -> None:
+    for command in command_line.app.registered_commands:
+        assert command.callback is not None
+        first, *rest = (command.callback.__doc__ or "").split("\n")
+        assert rest[:1] == [""], f"{command.callback.__name__}: more than a line"
+        assert len(first) <= 64, f"{command.callback.__name__}: too long for 80 columns"
+
+
+def test_ctrl_c_is_said(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate_command, "evaluate_text", interrupted)
+    assert cli("evaluate", run) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere/x{}", "there is no folder"),
+        ("taken{}", "it is a folder; give the name of a file"),
+        ("locked/x{}", "is read-only; choose another"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("command", "flag", "ending"),
+    [
+        (report_command, "--out", ".html"),
+        (uncertainty_command, "--out", ".csv"),
+        (evaluate_command, "--predictions", ".csv"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    command: object,
+    flag: str,
+    ending: str,
+    target: str,
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / f"taken{ending}").mkdir()
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
+    work = "examine" if command is report_command else "load"
+    monkeypatch.setattr(command, work, lambda *given: pytest.fail("it was begun"))
+    name = command.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    path = tmp_path / target.format(ending)
+    result = cli(name, run, flag, path)
+    assert result.code == 1
+    assert len(result.errors) == 1
+    assert str(path) in result.errors[0]
+    assert message in result.errors[0]
+
+
+def test_a_report_says_where_the_metrics_are_damaged(run: Path, tmp_path: Path, cli: Cli) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    whole = (copied / "metrics.jsonl").read_text()
+    (copied / "metrics.jsonl").write_text(whole + '{"kind": "st')
+    page = tmp_path / "page.html"
+    result = cli("report", copied, "--out", page, "--samples", "0", "--tokens", "20")
+    assert (result.code, result.err) == (0, "")
+    assert f"line {len(whole.splitlines()) + 1} is not JSON" in page.read_text()
+
+
+def test_names_are_not_cut_in_a_narrow_terminal(
+    run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    result = cli("prune", run, "--fraction", "0.5", "--out", tmp_path / "small")
+    assert result.code == 0
+    assert "embedding.weight" in result.out
+    assert "rnn.weight_ih_l0" in result.out
+    assert "…" not in result.out
+
+
+def test_a_table_has_what_was_measured_with_its_unit(run: Path, cli: Cli) -> None:
+    unmeasured = ("expected nll", "error bits", "uniform bits", "ratio")
+    by_the_mean = cli("evaluate", run).out
+    assert "nll (nats each)" in by_the_mean
+    assert "complexity bits" in by_the_mean
+    assert not any(figure in by_the_mean for figure in unmeasured)
+    described = cli("evaluate", run, "--split", "train", "--samples", "2").out
+    assert all(figure in described for figure in unmeasured)
+    found = json.loads(cli("evaluate", run, "--json").out)
+    assert found["ratio"] is None
+    assert found["expected_nll"] is None
+    assert "2e-05" in cli("evaluate", run, "--dynamic", "0.00002").out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_bar_leaves_room_for_the_steps_and_the_time(
+    columns: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    line = {"epoch": 12, "step": 1234, "words_per_second": 34567.0, "nll": 6.943}
+    reporter = Reporter(tmp_path / "log.txt", 12345, 0)
+    reporter.figures({**line, "kl": 1309532.0, "perplexity": 1036.0}, "words")
+    reporter.step(1234)
+    reporter.close()
+    shown = capsys.readouterr().err
+    assert "1234/12345" in shown.replace(" 1234/", "1234/")
+    assert "perplexity 1,036.0" in shown
+    assert ("kl 1,309,532" in shown) == (columns == 120)
+    assert "…" not in shown
+
+
+def test_features_without_the_array_are_named_in_plain_words(tmp_path: Path) -> None:
+    np.savez(tmp_path / "bad.npz", vectors=np.zeros((2, 3), np.float32))
+    with pytest.raises(UserError, match=r"bad\.npz has no 'features'; it must hold"):
+        read_features(tmp_path / "bad.npz")
+
+
+def test_one_review_is_too_few_and_the_remedy_is_said(tmp_path: Path) -> None:
+    recipe = review_recipe(tmp_path)
+    folder = Path(recipe.data.path)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "subj.me").write_text("good film\n")
+    (folder / "rating.me").write_text("0.9\n")
+    with pytest.raises(UserError, match=r"too few reviews \(1\).*give more, or change data.split"):
+        loop.train(recipe, tmp_path / "run", quiet=True)
