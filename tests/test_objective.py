@@ -487,3 +487,15 @@ def test_a_sampler_in_order_is_counted_too() -> None:
     loader = DataLoader(data, batch_size=4, sampler=SequentialSampler(data))
     losses = run(FreeEnergy(loader), linear(), loader)
     assert sum(loss.share for loss in losses) == pytest.approx(1)
+
+
+def test_a_nan_in_the_data_is_refused_before_it_spoils_the_weights() -> None:
+    data = regression()
+    data.tensors[0][7, 1] = math.nan
+    loader = DataLoader(data, batch_size=5)
+    model, objective = linear(), FreeEnergy(loader)
+    first, second = loader
+    objective(model, error(model, first), first)
+    with pytest.raises(ValueError, match=r"nll is nan.*look for NaN in the data"):
+        objective(model, error(model, second), second)
+    assert math.isfinite(objective.epoch.nats.error)

@@ -199,7 +199,16 @@ class FreeEnergy:
     def __call__(
         self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
     ) -> Loss:
-        """The loss of a batch. With several draws a step, call it once a draw, saying how many."""
+        """The loss of a batch. With several draws a step, call it once a draw, saying how many.
+
+        On a CPU a loss that is not finite is refused, before it spoils every weight; on a GPU
+        asking would make every step wait.
+        """
+        if nll.device.type == "cpu" and not bool(nll.isfinite().all()):
+            raise ValueError(
+                f"the batch's nll is {nll.sum().item()}, and a step would make every weight so: "
+                "look for NaN in the data, or lower the learning rate"
+            )
         before = self._seen
         self.count(batch, draws)
         try:

@@ -690,3 +690,14 @@ def test_a_description_length_needs_densities_throughout(
     posterior: Any, prior: Any, defined: bool
 ) -> None:
     assert bayesianize(nn.Linear(2, 2), posterior, prior).has_description_length is defined
+
+
+def test_what_is_no_module_posterior_or_prior_is_said() -> None:
+    with pytest.raises(TypeError, match=r"module must be an nn\.Module, got str"):
+        bayesianize("net")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"posterior must be a Posterior, .*got Normal\("):
+        bayesianize(nn.Linear(2, 1), Normal(0.0, 1.0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"prior must be a Prior, .*got Gaussian\("):
+        bayesianize(nn.Linear(2, 1), prior={"*": Gaussian()})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="matches no trainable parameter; the module has none"):
+        bayesianize(nn.ReLU())

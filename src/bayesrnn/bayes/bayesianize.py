@@ -48,11 +48,17 @@ def bayesianize(
     >>> model(torch.zeros(1, 3)).shape, model.weight_count
     (torch.Size([1, 2]), 6)
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be an nn.Module, got {type(module).__name__}")
     module = copy.deepcopy(module)
     chosen = _choose(module, where)
     names = {name: aliases for name, (_, aliases) in chosen.items()}
-    posteriors = _assign(names, posterior if posterior is not None else Gaussian(), "posterior")
-    priors = _assign(names, prior if prior is not None else ScaleMixture(), "prior")
+    posterior = Gaussian() if posterior is None else posterior
+    prior = ScaleMixture() if prior is None else prior
+    _check_kind(posterior, Posterior, "posterior", "Gaussian()")
+    _check_kind(prior, Prior, "prior", "Normal(0.0, 1.0)")
+    posteriors = _assign(names, posterior, "posterior")
+    priors = _assign(names, prior, "prior")
     axes = _axes(module, names, input_axis or {})
     objects: list[Prior] = []
     members: dict[tuple[object, ...], list[str]] = {}
@@ -128,6 +134,16 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
                 "weight cannot have; build it without, or leave it out with where=..."
             )
     return {names[0]: (p, names) for p, names in chosen.items()}
+
+
+def _check_kind(given: object, kind: type, role: str, example: str) -> None:
+    """Posteriors and priors are easily taken for one another."""
+    for one in given.values() if isinstance(given, Mapping) else [given]:
+        if not isinstance(one, kind):
+            raise TypeError(
+                f"{role} must be a {kind.__name__}, such as br.{example}, or a mapping from name "
+                f"pattern to such; got {one!r}"
+            )
 
 
 def _assign(
@@ -213,5 +229,6 @@ def _check_patterns(patterns: Sequence[str], names: Iterable[Sequence[str]], rol
         if not any(_matches(pattern, aliases) for aliases in known):
             listed = ", ".join(aliases[0] for aliases in known)
             raise ValueError(
-                f"{role} pattern {pattern!r} matches no trainable parameter; they are: {listed}"
+                f"{role} pattern {pattern!r} matches no trainable parameter; "
+                + (f"they are: {listed}" if listed else "the module has none")
             )
