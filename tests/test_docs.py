@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from bayesrnn.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,3 +42,38 @@ def test_functions_in_the_map_from_the_papers_exist() -> None:
     assert len(names) > 10
     missing = [n for n in names if not re.search(rf"(?:def|class) {n}\b|\b{n}:", source)]
     assert missing == []
+
+
+def test_every_command_and_option_in_the_documents_exists() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    options = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in commands.items()
+    }
+    shown = 0
+    for document in DOCUMENTS:
+        text = document.read_text().replace("\n                  [", " [")  # README's summary
+        for line in re.findall(r"bayesrnn ([a-z]+ [^`#\n]*)", "\n".join(_code(text))):
+            name, *words = line.split()
+            assert name in options, f"{document.name}: bayesrnn {line}"
+            flags = {flag for word in words for flag in re.findall(r"--[a-z][a-z-]*", word)}
+            assert flags <= options[name] | {"--help"}, f"{document.name}: bayesrnn {line}"
+            shown += len(flags)
+    assert shown > 50
+
+
+def _code(text: str) -> list[str]:
+    """The lines of blocks without a language, and what stands in backticks elsewhere."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [*blocks, *re.findall(r"`([^`\n]+)`", rest)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_exist(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    for path, heading in links:
+        target = (document.parent / path if path else document).read_text()
+        headings = re.findall(r"^#+ (.+)$", target, re.MULTILINE)
+        anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+        assert heading in anchors, f"{document.name}: {path}#{heading}"
