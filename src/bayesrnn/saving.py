@@ -107,8 +107,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     path = Path(folder)
     if not path.exists():
         raise UserError(
-            f"no model at {path}: there is no such folder; give one that train --out, or br.save, has "
-            "made"
+            f"no model at {path}: there is no such folder; give one made by train --out or br.save"
         )
     if module is None:
         if not (path / "recipe.toml").exists():
