@@ -156,3 +156,18 @@ def test_one_review_is_too_few_and_the_remedy_is_said(tmp_path: Path) -> None:
     (folder / "rating.me").write_text("0.9\n")
     with pytest.raises(UserError, match=r"too few reviews \(1\).*give more, or change data.split"):
         loop.train(recipe, tmp_path / "run", quiet=True)
+
+
+def test_a_case_that_is_not_timed_is_one_line(cli: Cli) -> None:
+    result = cli("bench", "--case", "nope")
+    assert result.code == 1
+    assert len(result.errors) == 1
+    assert "there is no case 'nope'; there are: plain" in result.errors[0]
+
+
+@pytest.mark.parametrize(("kind", "weights"), [("delta", "plain"), ("gaussian", "Bayesian")])
+def test_a_training_says_what_it_trains(kind: str, weights: str, tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, posterior={"kind": kind}, train={"max_steps": 1})
+    loop.train(recipe, tmp_path / "run", quiet=True)
+    said = (tmp_path / "run/log.txt").read_text()
+    assert f" {weights} weights, 1 steps, 396 words an epoch (without the last 3" in said

@@ -36,7 +36,8 @@ def bench(
     bayesrnn bench --size medium --steps 20
     """
     place = choose_device(device, "--device")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("taking turns", total=None)
         timings = time_steps(size, place, steps, peers, lambda: bar.advance(task), case or ())
     if as_json:
