@@ -120,7 +120,7 @@ def test_bad_folders_and_files_get_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no files subj\.NAME"):
         load_reviews(ReviewData(str(tmp_path / "empty")))
-    with pytest.raises(UserError, match="too few to split"):
+    with pytest.raises(UserError, match="too few reviews"):
         load_reviews(write_reviews(tmp_path, split=(0.998, 0.001, 0.001)))
 
 
