@@ -4,7 +4,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,16 @@ def test_the_learning_rate_follows_the_published_schedule(tmp_path: Path) -> Non
     assert [line["lr"] for line in outcome.epochs] == pytest.approx(
         [0.5, 0.5, 0.5 * 0.9, 0.5 * 0.9**2, 0.5 * 0.9**3]
     )
+
+
+def test_a_text_of_characters_is_counted_in_characters(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, train={"epochs": 1})
+    recipe = replace(recipe, data=replace(recipe.data, tokens="characters"))  # type: ignore[arg-type]
+    train(recipe, tmp_path / "run", quiet=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    [line] = [line for line in map(json.loads, lines) if line["kind"] == "step"][-1:]
+    assert "characters_per_second" in line
+    assert "words_per_second" not in line
 
 
 def test_the_kl_warms_up_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,11 @@ class TextData:
     cache: str = ""
     kind: ClassVar[str] = "text"
 
+    @property
+    def unit(self) -> str:
+        """What its tokens are, in the plural."""
+        return "characters" if self.tokens == "characters" else "words"
+
     def __post_init__(self) -> None:
         require(
             (self.path != "", "path", "must name a text file or a folder, got ''"),

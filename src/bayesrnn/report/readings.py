@@ -84,15 +84,14 @@ def read_text(subject: Subject) -> dict[str, Any]:
         tokens = passage_of_file(choices.text, settings)
         own = read(np.array(vocabulary.encode(tokens), np.int32), str(choices.text), TOP)
         passage = Passage(str(choices.text), tokens, own[max(counts)], settings.tokens, vocabulary)
-    unit = "words" if settings.tokens != "characters" else "characters"
     valid = stream(_first(corpus.ids["valid"], choices.tokens), "valid")
     advance = watch("pruning", valid.targets * len(FRACTIONS))
     return {
-        "unit": unit,
+        "unit": settings.unit,
         "read": len(most.targets),
         "measured": (
             f"{'the first' if len(ids) < len(corpus.ids[choices.split]) else 'all'} "
-            f"{len(most.targets):,} {unit} of the {choices.split} text"
+            f"{len(most.targets):,} {settings.unit} of the {choices.split} text"
         ),
         "by_draws": [
             {

@@ -91,7 +91,6 @@ def build_task(
 class LanguageTask:
     """Predict the next token of a text."""
 
-    unit = "words"
     watched = "valid_perplexity"
     progress: tuple[str, ...] = ()
 
@@ -99,6 +98,7 @@ class LanguageTask:
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
     ) -> None:
         assert isinstance(recipe.data, TextData)
+        self.unit = recipe.data.unit
         self.corpus: Corpus = load_text(recipe.data, vocabulary)
         self.device = device
         train = recipe.train
