@@ -16,6 +16,7 @@ from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.placement import GATES, Placement, place
 from bayesrnn.bayes.posterior import Tensors
+from bayesrnn.bayes.processes import rank_generator
 from bayesrnn.engine import beside
 from bayesrnn.models.dropout import Mask
 
@@ -178,7 +179,7 @@ class Bayesian(nn.Module):
                 'resample(nll=...) in train mode or inside model.weights("sample")'
             )
         if generator is None:
-            generator = _rank_generator(next(self.each_block()).parameters_by_name["loc"].device)
+            generator = rank_generator(next(self.each_block()).parameters_by_name["loc"].device)
         self._place_weights()
         for mask in self._masks:
             mask.renew(generator)
@@ -561,22 +562,3 @@ def _check_repeatable(module: nn.Module) -> None:
                 "the second order of sharpening compares two forward passes, but dropout that is "
                 'drawn anew in each makes them differ; use order="first", or variational dropout'
             )
-
-
-def in_process_group() -> bool:
-    """Whether this is one of several processes that train together."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
-
-
-def _rank_generator(device: torch.device) -> torch.Generator | None:
-    """In a process group, a generator that differs between ranks even where their seeds agree.
-
-    It is seeded from torch's own, so saving torch's state is still enough to draw the same again.
-    """
-    if not in_process_group():
-        return None
-    seed = int(torch.randint(2**62, ()).item())
-    generator = torch.Generator(device)
-    rank = torch.distributed.get_rank()
-    return generator.manual_seed((seed + 0x9E3779B97F4A7C15 * rank) % 2**63)

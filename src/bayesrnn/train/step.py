@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.bayes.bayesian import in_process_group
+from bayesrnn.bayes.processes import in_process_group
 from bayesrnn.data.batching import Batch
 from bayesrnn.engine import Replay, compiled, second_stream
 from bayesrnn.errors import UserError
