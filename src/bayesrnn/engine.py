@@ -9,6 +9,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,16 @@ WARM_UP = 3
 SHAPES = 8
 """Shapes that are recorded: each takes memory of its own for what it reads and gives."""
 Shapes = tuple[torch.Size, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How draws are made and used; as it stands, the ordinary way."""
+
+    aligned: bool = False  # draws may lie in frames larger than they are
+    dtype: torch.dtype | None = None  # of draws and means, if not that of the learnt ones
+    compiled: bool = False  # each pass over the weights one kernel a weight
+    stream: torch.cuda.Stream | None = None  # a second one, for passes that nothing waits for
 
 
 @functools.cache

@@ -64,7 +64,7 @@ def plain_network(model: Bayesian) -> nn.Module:
     paths = {layer: path for path, layer in model.module.named_modules()}
     for name, (loc, _) in model.moments().items():
         weight = nn.Parameter(loc.detach().cpu().clone(), requires_grad=False)
-        for layer, local in model._places(name):  # tied weights have several
+        for layer, local in model.binding.places(name):  # tied weights have several
             setattr(network.get_submodule(paths[layer]), local, weight)
     return network.cpu().eval().requires_grad_(False)
 

@@ -1,23 +1,23 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.bayes.binding import Binding, Slot, beside_if_late
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.gradients import Charge
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
-from bayesrnn.bayes.placement import GATES, Placement, place
+from bayesrnn.bayes.placement import GATES
 from bayesrnn.bayes.posterior import Tensors
 from bayesrnn.bayes.processes import rank_generator
-from bayesrnn.engine import beside
+from bayesrnn.engine import Tuning, beside
 from bayesrnn.models.dropout import Mask
 
 
@@ -44,18 +44,14 @@ class Bayesian(nn.Module):
         module: nn.Module,
         blocks: Sequence[Block],
         priors: Sequence[Hyper],
-        slots: Mapping[str, Sequence[tuple[nn.Module, str]]],
+        slots: Mapping[str, Sequence[Slot]],
     ) -> None:
         super().__init__()
         self.module = module
         self.blocks = nn.ModuleList(blocks)
         self.priors = nn.ModuleList(priors)
-        self._slots = {name: tuple(places) for name, places in slots.items()}
-        self._owners = {block: self._one_owner(block) for block in blocks}
+        self.binding = Binding(module, blocks, slots)
         self._masks = [part for part in module.modules() if isinstance(part, Mask)]
-        self._placements: dict[tuple[Block, torch.dtype, bool], Placement | None] = {}
-        self._aligned = False  # weights may lie in frames larger than they are
-        self._stream: torch.cuda.Stream | None = None  # a second one, beside the network's
         self._mode: Literal["auto", "mean", "sample"] = "auto"
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
@@ -68,8 +64,8 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
-        self._place_weights()
-        with self._bound(self._weights()):
+        self.binding.place_weights()
+        with self.binding.bound(self._weights(), self._tuning.dtype):
             held = self._holding or self._looked
             for mask in self._masks:  # part of the draw: on with it, and held with it
                 mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
@@ -90,28 +86,29 @@ class Bayesian(nn.Module):
         kernel. Given a second `stream`, such passes run there where nothing waits for them: call
         `join` before the gradients are used.
         """
-        before = self._aligned, self._stream
-        each = [(b, b.dtype, b.compiled, b.stream) for b in self.each_block()]
-        self._aligned, self._stream = True, stream
+        before = self._tuning
         for block in self.each_block():
-            block.dtype, block.compiled, block.stream = dtype, compiled, stream
+            block.tuning = Tuning(True, dtype, compiled, stream)
         try:
             yield
         finally:
-            self._aligned, self._stream = before
-            for block, *old in each:
-                block.dtype, block.compiled, block.stream = old  # type: ignore[assignment]
-                block.placement = None
+            for block in self.each_block():
+                block.tuning, block.placement = before, None
+
+    @property
+    def _tuning(self) -> Tuning:
+        """How it runs at present: all blocks alike."""
+        return next(self.each_block()).tuning
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """On the second stream, where `tuned` was given one."""
-        with beside(self._stream):
+        with beside(self._tuning.stream):
             yield
 
     def join(self) -> None:
         """Wait for the second stream, on the device."""
-        stream = self._stream
+        stream = self._tuning.stream
         if stream is not None:
             here = torch.cuda.current_stream(stream.device)
             stream.wait_stream(here)  # part of a recording, even where nothing ran on it so far
@@ -180,11 +177,11 @@ class Bayesian(nn.Module):
             )
         if generator is None:
             generator = rank_generator(next(self.each_block()).parameters_by_name["loc"].device)
-        self._place_weights()
+        self.binding.place_weights()
         for mask in self._masks:
             mask.renew(generator)
         for block in self.each_block():
-            with self._beside_if_late(block):
+            with beside_if_late(block):
                 block.resample(generator)
                 if around == "mean" and block.noise:
                     block.noise["eps"].zero_()
@@ -203,7 +200,7 @@ class Bayesian(nn.Module):
             _check_repeatable(self.module)
         leaves: dict[Block, dict[str, Tensor]] = {}
         for block in looking:
-            with self._beside_if_late(block):
+            with beside_if_late(block):
                 leaves[block] = block.leaves()
         for block in looking:
             with self.beside():  # wanted after the look
@@ -382,7 +379,7 @@ class Bayesian(nn.Module):
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
             block.charge = replace(charge, weight=weight, local=local)
-            if self._stream is not None and isinstance(weight, Tensor):
+            if self._tuning.stream is not None and isinstance(weight, Tensor):
                 block.held.append(weight)  # until `join`: the second stream reads it
         try:
             yield
@@ -430,109 +427,13 @@ class Bayesian(nn.Module):
         leaves = self._leaves
         found: dict[Block, dict[str, Tensor]] = {}
         for block in self.each_block():
-            with self._beside_if_late(block):
+            with beside_if_late(block):
                 found[block] = leaves.get(block) or block.draw(self.hyper(block).prior)
         return found
 
-    @contextmanager
-    def _bound(self, weights: Mapping[Block, Mapping[str, Tensor]]) -> Iterator[None]:
-        """The wrapped module with its empty places filled, for the time of one forward."""
-        with ExitStack() as undo:
-            for block, tensors in weights.items():
-                placement = block.placement
-                owner = self._owners[block]
-                if placement is not None and placement.serve is not None and owner is not None:
-                    forward = placement.serve(tensors)
-                    owner[0].forward = self._after(block, forward)
-                    undo.callback(owner[0].__dict__.pop, "forward")
-                    continue
-                for name, tensor in tensors.items():
-                    for layer, local in self._places(name):
-                        undo.callback(_place, layer, local, layer._parameters[local])
-                        _place(layer, local, tensor)
-            dtype = next(self.each_block()).dtype
-            if dtype is not None:
-                for layer in self.module.modules():
-                    for local, parameter in list(layer._parameters.items()):
-                        if isinstance(parameter, nn.Parameter) and parameter.is_floating_point():
-                            undo.callback(_place, layer, local, parameter)
-                            _place(layer, local, parameter.to(dtype))
-            yield
-
-    # --- where drawn weights lie ---------------------------------------------------------------
-
-    def _place_weights(self) -> None:
-        """Choose where each block's draws lie: in cuDNN's order on a GPU, aligned where `tuned`."""
-        for block in self.each_block():
-            owner, loc = self._owners[block], block.parameters_by_name["loc"]
-            if owner is None or not (self._aligned or loc.device.type == "cuda"):
-                block.placement = None
-                continue
-            dtype = loc.dtype if block.dtype is None else block.dtype
-            key = (block, dtype, self._aligned)
-            old = self._placements.get(key)
-            if key not in self._placements or (
-                old is not None and any(p.requires_grad for p in old.frozen.values())
-            ):
-                old = place(*owner, block.layout.weights, dtype, self._aligned)
-                self._placements[key] = old
-            block.placement = old
-
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without placements, which hold on to the module they were made for, and
-        without the last look, which holds on to its batch."""
-        return {**self.__dict__, "_placements": {}, "_look": None}
-
-    def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
-        """The layer all weights of a block belong to, and its path; None where one is tied."""
-        places = [place for w in block.layout.weights for place in self._slots[w.name]]
-        owners = {owner for owner, _ in places}
-        if len(owners) != 1 or len(places) != len(block.layout.weights):
-            return None
-        return owners.pop(), block.layout.weights[0].name.rpartition(".")[0]
-
-    def _places(self, name: str) -> Sequence[tuple[nn.Module, str]]:
-        if name in self._slots:
-            return self._slots[name]
-        path, _, local = name.rpartition(".")  # frozen: an ordinary parameter
-        return [(self.module.get_submodule(path), local)]
-
-    def _late(self, block: Block) -> bool:
-        """Whether only a layer's own forward waits for this block's draw, which may take time."""
-        return (
-            self._stream is not None
-            and block.placement is not None
-            and block.placement.serve is not None
-            and not isinstance(block.placement.owner, nn.RNNBase)
-        )
-
-    @contextmanager
-    def _beside_if_late(self, block: Block) -> Iterator[None]:
-        with beside(self._stream if self._late(block) else None):
-            yield
-
-    def _after(self, block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A layer's forward that first waits for its weights."""
-        stream = self._stream
-        if not self._late(block) or stream is None:
-            return forward
-
-        def waiting(*args: Any, **kwargs: Any) -> Any:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-            return forward(*args, **kwargs)
-
-        return waiting
-
-
-def _place(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
-    """Set a parameter to a plain tensor, or back. A recurrent layer keeps two more lists of its
-    weights, which have to follow; done by hand, so that torch neither packs nor moves them."""
-    owner._parameters[local] = tensor  # type: ignore[assignment]
-    if isinstance(owner, nn.RNNBase):
-        index = owner._flat_weights_names.index(local)
-        owner._flat_weights[index] = tensor
-        references: list[Any] = owner._flat_weight_refs
-        references[index] = None if tensor is None else weakref.ref(tensor)
+        """For a copy: without the last look, which holds on to its batch."""
+        return {**self.__dict__, "_look": None}
 
 
 @contextmanager

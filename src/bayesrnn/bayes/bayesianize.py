@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.binding import Slot
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import check_pair
@@ -201,11 +202,9 @@ def _layout_order(module: nn.Module, names: Mapping[str, Sequence[str]]) -> list
     return sorted(names, key=position)
 
 
-def _empty(
-    module: nn.Module, names: Mapping[str, Sequence[str]]
-) -> dict[str, list[tuple[nn.Module, str]]]:
+def _empty(module: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, list[Slot]]:
     """Take the chosen parameters out of the module; return the places they left."""
-    slots: dict[str, list[tuple[nn.Module, str]]] = {}
+    slots: dict[str, list[Slot]] = {}
     for name, aliases in names.items():
         for alias in aliases:
             path, _, local = alias.rpartition(".")

@@ -41,7 +41,7 @@ from bayesrnn.bayes.passes import (
 from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
 from bayesrnn.bayes.prior import Number, Prior
-from bayesrnn.engine import compiled
+from bayesrnn.engine import Tuning, compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,10 +103,8 @@ class Block(nn.Module):
         self.of_loss: Tensor | None = None  # the loss's gradient at theta, for the second order
         self.summary: Summary | None = None  # of the last draw made with gradients on
         self.placement: Placement | None = None  # where draws lie, if not as the layout says
-        self.dtype: torch.dtype | None = None  # of draws and means, if not that of the learnt ones
-        self.compiled = False  # each pass one kernel a weight
-        self.stream: torch.cuda.Stream | None = None  # where passes over the weights may run
-        self.held: list[Tensor | None] = []  # what that stream reads, until it has been waited for
+        self.tuning = Tuning()
+        self.held: list[Tensor | None] = []  # what its stream reads, until that was waited for
         with torch.no_grad():
             loc = self.layout.join(tensors)
             learnt = posterior.init(loc, generator)
@@ -231,7 +229,7 @@ class Block(nn.Module):
         """The posterior's draw without a graph, a tensor a weight (then what is frozen)."""
         self.summary = None
         loc = parameters["loc"]
-        if not noise and self.placement is None and self.dtype in (None, loc.dtype):
+        if not noise and self.placement is None and self.tuning.dtype in (None, loc.dtype):
             flat = self.kept(self.posterior.draw(parameters, noise).detach())
             return tuple(self.layout.split(flat).values())
         wanted = prior is not None and prior.grouped and self._limit(loc) is not None
@@ -251,7 +249,8 @@ class Block(nn.Module):
     def lay(self, flat: Tensor) -> dict[str, Tensor]:
         """These weights, flat, where draws lie; differentiable."""
         if self.placement is None:
-            return self.layout.split(flat if self.dtype is None else flat.to(self.dtype))
+            dtype = self.tuning.dtype
+            return self.layout.split(flat if dtype is None else flat.to(dtype))
         return dict(zip(self._placed_names(), Lay.apply(self, flat), strict=True))
 
     def laid(self, tensors: Tensors) -> tuple[Tensor, ...]:
@@ -505,7 +504,7 @@ class Block(nn.Module):
         if self.placement is None:
             flat = torch.empty_like(loc, dtype=self._dtype(), requires_grad=False)
             return tuple(self.layout.split(flat).values()), self.layout.cut(flat, self._limit(loc))
-        outers = self.placement.outers(loc, self._dtype(), self.compiled)
+        outers = self.placement.outers(loc, self._dtype(), self.tuning.compiled)
         outs = [self.placement.corner(outers[w.name], w.name, w.shape) for w in self.layout.weights]
         return tuple(outers[name] for name in self._placed_names()), outs
 
@@ -516,14 +515,14 @@ class Block(nn.Module):
 
     def _dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(self, self.parameter_names[0]).dtype
-        return dtype if self.dtype is None else self.dtype
+        return dtype if self.tuning.dtype is None else self.tuning.dtype
 
     def _limit(self, flat: Tensor) -> int | None:
         """How large a piece may be: on a GPU whole weights, there is nothing to gain by less."""
         return PIECE if flat.device.type == "cpu" and self.placement is None else None
 
     def run(self, function: Callable[P, R]) -> Callable[P, R]:
-        return compiled(function) if self.compiled else function
+        return compiled(function) if self.tuning.compiled else function
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Block":
         super()._apply(fn, recurse)

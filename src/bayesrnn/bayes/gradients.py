@@ -73,9 +73,9 @@ class DrawTheta(torch.autograd.Function):
         charge.done = True
         if block.posterior.second_order:
             block.of_loss = block.kept(block.joined(parameters, of_losses))
-        with beside(block.stream):
+        with beside(block.tuning.stream):
             result = block.gradients(parameters, charge, of_losses)
-        if block.stream is not None:
+        if block.tuning.stream is not None:
             block.held.extend(gradients)
         return None, None, None, *(result[name] for name in block.parameter_names)
 
