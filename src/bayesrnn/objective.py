@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian, Look
-from bayesrnn.bayes.gradients import Charge
+from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
+from bayesrnn.bayes.looking import Look
 from bayesrnn.bayes.processes import in_process_group
 
 

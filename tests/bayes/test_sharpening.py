@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
+from bayesrnn.bayes.gradients import draw_of
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
@@ -55,7 +56,7 @@ def weights(model: br.Bayesian) -> dict[str, Tensor]:
     return {
         name: theta.detach().clone()
         for block in model.each_block()
-        for name, theta in block.draw().items()
+        for name, theta in draw_of(block).items()
     }
 
 

@@ -1,9 +1,8 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,24 +10,25 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.binding import Binding, Slot, beside_if_late
 from bayesrnn.bayes.block import Block
-from bayesrnn.bayes.gradients import Charge
+from bayesrnn.bayes.charge import Charge
+from bayesrnn.bayes.gradients import draw_of, kl_of, lay, local_kl_of
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
-from bayesrnn.bayes.placement import GATES
+from bayesrnn.bayes.looking import (
+    Gradients,
+    Leaves,
+    Look,
+    bend,
+    check_repeatable,
+    differentiable,
+    keep_only,
+    leaves_of_draw,
+    refine,
+)
 from bayesrnn.bayes.posterior import Tensors
 from bayesrnn.bayes.processes import rank_generator
 from bayesrnn.engine import Tuning, beside
 from bayesrnn.models.dropout import Mask
-
-
-@dataclass(frozen=True)
-class Look:
-    """A look at the data: the batch's mean loss, what its gradient was multiplied with to clip it,
-    and the noise of each block that looked."""
-
-    nll: Callable[[], Tensor]
-    factor: Tensor | float
-    noise: Mapping[Block, Tensors]
 
 
 class Bayesian(nn.Module):
@@ -58,9 +58,9 @@ class Bayesian(nn.Module):
         self._drawn = False  # the last forward (or resample) used a draw
         self._looked = False  # the present draw has looked at the data
         self._look: Look | None = None  # the last one, where gradients go through it
-        self._leaves: dict[Block, dict[str, Tensor]] = {}  # theta while gradients are taken at it
+        self._leaves: Leaves = {}  # theta while gradients are taken at it
 
-    # --- drawing -----------------------------------------------------------------------------
+    # --- drawing --------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
@@ -70,51 +70,6 @@ class Bayesian(nn.Module):
             for mask in self._masks:  # part of the draw: on with it, and held with it
                 mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
             return self.module(*args, **kwargs)
-
-    @contextmanager
-    def tuned(
-        self,
-        dtype: torch.dtype | None = None,
-        compiled: bool = False,
-        stream: torch.cuda.Stream | None = None,
-    ) -> Iterator[None]:
-        """Run faster inside, with the same maths; for modules that use their layers by calling
-        them (one that reads a layer's weight itself finds None there).
-
-        Weights lie where tensor cores like them best. `dtype` (bfloat16, say) is what the module
-        computes in; what is learnt stays as it is. `compiled` makes each pass over the weights one
-        kernel. Given a second `stream`, such passes run there where nothing waits for them: call
-        `join` before the gradients are used.
-        """
-        before = self._tuning
-        for block in self.each_block():
-            block.tuning = Tuning(True, dtype, compiled, stream)
-        try:
-            yield
-        finally:
-            for block in self.each_block():
-                block.tuning, block.placement = before, None
-
-    @property
-    def _tuning(self) -> Tuning:
-        """How it runs at present: all blocks alike."""
-        return next(self.each_block()).tuning
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """On the second stream, where `tuned` was given one."""
-        with beside(self._tuning.stream):
-            yield
-
-    def join(self) -> None:
-        """Wait for the second stream, on the device."""
-        stream = self._tuning.stream
-        if stream is not None:
-            here = torch.cuda.current_stream(stream.device)
-            stream.wait_stream(here)  # part of a recording, even where nothing ran on it so far
-            here.wait_stream(stream)
-        for block in self.each_block():
-            block.held.clear()
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -189,6 +144,27 @@ class Bayesian(nn.Module):
         if looking and nll is not None:
             self._look_at_data(looking, nll, generator)
 
+    def _uses_mean(self) -> bool:
+        return self._mode == "mean" or (self._mode == "auto" and not self.training)
+
+    def _weights(self) -> Mapping[Block, Tensors]:
+        """Each weight's theta for the coming forward."""
+        if self._uses_mean():
+            self._drawn = False
+            return {block: lay(block, block.mean()) for block in self.each_block()}
+        if not self._keep:
+            self.resample()
+        self._keep = self._holding
+        self._drawn = True
+        leaves = self._leaves
+        found: dict[Block, Tensors] = {}
+        for block in self.each_block():
+            with beside_if_late(block):
+                found[block] = leaves.get(block) or draw_of(block, self.hyper(block).prior)
+        return found
+
+    # --- looking at the data (sharpening) -------------------------------------------------------
+
     def _look_at_data(
         self,
         looking: Sequence[Block],
@@ -197,38 +173,27 @@ class Bayesian(nn.Module):
     ) -> None:
         """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
         if self.second_order:
-            _check_repeatable(self.module)
-        leaves: dict[Block, dict[str, Tensor]] = {}
+            check_repeatable(self.module)
+        leaves: dict[Block, Tensors] = {}
         for block in looking:
             with beside_if_late(block):
-                leaves[block] = block.leaves()
+                leaves[block] = leaves_of_draw(block)
         for block in looking:
             with self.beside():  # wanted after the look
                 assert block.noise is not None
                 block.noise = block.posterior.look_noise(block.noise, generator)
-        gradients = self._gradients_at(leaves, nll)
-        bound = min(block.posterior.largest_look for block in looking)
-        factor: Tensor | float = 1.0
-        if math.isfinite(bound):
-            every = [g for own in gradients.values() for g in own if g is not None]
-            factor = (bound / (torch.nn.utils.get_total_norm(every) + 1e-6)).clamp(max=1.0)
-        for block, own in gradients.items():
-            assert block.noise is not None
-            refined = block.posterior.refine(block.noise, block.gathered(own, factor))
-            block.noise = {name: block.kept(value) for name, value in refined.items()}
+        factor = refine(self._gradients_at(leaves, nll))
         self._keep = self._looked = True
         if self.second_order:
             noise = {block: block.noise for block in looking if block.noise is not None}
             self._look = Look(nll, factor, noise)
 
-    def _gradients_at(
-        self, leaves: dict[Block, dict[str, Tensor]], nll: Callable[[], Tensor]
-    ) -> dict[Block, list[Tensor | None]]:
+    def _gradients_at(self, leaves: Leaves, nll: Callable[[], Tensor]) -> Gradients:
         """The loss's gradients, a tensor a weight, with these weights in the place of the draws."""
         inputs = [leaf for named in leaves.values() for leaf in named.values()]
         inputs = [leaf for leaf in inputs if leaf.requires_grad]
         kept = self._keep
-        with self.hold(), _differentiable(self.module), torch.enable_grad():
+        with self.hold(), differentiable(self.module), torch.enable_grad():
             self._leaves, self._keep = leaves, True
             try:
                 found = iter(torch.autograd.grad(nll(), inputs, allow_unused=True))
@@ -242,60 +207,21 @@ class Bayesian(nn.Module):
         gradients: dict[Block, list[Tensor | None]] = {}
         for block in leaves:
             gradients[block] = [next(found) for _ in block.layout.weights]
-            block.keep_only(gradients[block])
+            keep_only(block, gradients[block])
         return gradients
 
     @property
-    def look(self) -> "Look | None":
+    def look(self) -> Look | None:
         """The last look at the data, where the gradient is to go through it."""
         return self._look
 
-    def bend(self, look: "Look", local: float) -> None:
+    def bend(self, look: Look, local: float) -> None:
         """Add to the gradients what comes through a look at the batch (the second order of
-        sharpening): the Hessian at phi times one direction v, by a central difference."""
+        sharpening)."""
         self.join()
-        phi: dict[Block, Tensor] = {}
-        v: dict[Block, Tensor] = {}
-        with torch.no_grad():
-            for block, noise in look.noise.items():
-                parameters = block.parameters_by_name
-                drawn = block.posterior.draw(parameters, {"eps": noise["eps"]})
-                phi[block] = block.kept(drawn)
-                of_loss, block.of_loss = block.of_loss, None
-                v[block] = torch.zeros_like(phi[block])
-                if block.posterior.second_order:
-                    given = v[block] if of_loss is None else of_loss
-                    bent = block.posterior.bend(block.spread(parameters), noise, given, local)
-                    v[block] = look.factor * bent
-            dtype = next(iter(v.values())).dtype
-            length = torch.nn.utils.get_total_norm(list(v.values()))
-            size = torch.nn.utils.get_total_norm(list(phi.values()))
-            r = torch.finfo(dtype).eps ** (1 / 3) * (1 + size)
-            r = r / length.clamp_min(torch.finfo(dtype).tiny)
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                leaves = {b: b.leaves_of(phi[b] + sign * r * v[b]) for b in phi}
-            ends.append(self._gradients_at(leaves, look.nll))
-        with torch.no_grad():
-            for block, noise in look.noise.items():
-                if not block.posterior.second_order:
-                    continue
-                parameters = block.parameters_by_name
-                plus, minus = (block.gathered(end[block]) for end in ends)
-                of_phi = {"eps": noise["eps"]}
-                lifted = block.posterior.lift(parameters, of_phi, (plus - minus) / (2 * r))
-                for name, gradient in block.posterior.chain(parameters, *lifted).items():
-                    parameter: nn.Parameter = getattr(block, name)
-                    if parameter.requires_grad:
-                        old = parameter.grad
-                        parameter.grad = gradient if old is None else old + gradient
+        bend(look, local, lambda leaves: self._gradients_at(leaves, look.nll))
 
-    def local_kl(self) -> Tensor | None:
-        """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
-        where no posterior looks."""
-        terms = [b.local_kl() for b in self.each_block() if b.posterior.looks_at_data]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
+    # --- the KL ---------------------------------------------------------------------------------
 
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
@@ -310,8 +236,14 @@ class Bayesian(nn.Module):
                 "after a forward or model.resample()"
             )
         self.fit_priors()
-        terms = [block.kl(self.hyper(block), estimator) for block in self.each_block()]
+        terms = [kl_of(block, self.hyper(block), estimator) for block in self.each_block()]
         return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+
+    def local_kl(self) -> Tensor | None:
+        """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
+        where no posterior looks."""
+        terms = [local_kl_of(b) for b in self.each_block() if b.posterior.looks_at_data]
+        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
 
     def fit_priors(self) -> None:
         """Move every prior parameter set to "fit" to its optimum (`kl` does this by itself)."""
@@ -326,7 +258,91 @@ class Bayesian(nn.Module):
             ]
             hyper.fit([loc for loc, _ in moments], [scale for _, scale in moments])
 
-    # --- looking -----------------------------------------------------------------------------
+    def charges(self) -> list[Charge]:
+        """The terms of the last `kl()`, one a block."""
+        return [block.last_charge for block in self.each_block() if block.last_charge is not None]
+
+    @contextmanager
+    def charged(
+        self, charges: Sequence[Charge], weight: float | Tensor, local: float
+    ) -> Iterator[None]:
+        """The KL of those charges, times `weight`, and `local` times what the batch is charged in
+        full, is added to what the backward pass inside gives.
+
+        Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
+        """
+        for block, charge in zip(self.each_block(), charges, strict=True):
+            block.charge = replace(charge, weight=weight, local=local)
+            if self._tuning.stream is not None and isinstance(weight, Tensor):
+                block.held.append(weight)  # until `join`: the second stream reads it
+        try:
+            yield
+            with self.beside():
+                for block in self.each_block():
+                    block.settle_charge()
+        finally:
+            for block in self.each_block():
+                block.charge = None
+
+    @contextmanager
+    def one_sequence(self) -> Iterator[None]:
+        """The backward passes inside are of one sequence's loss each (`FreeEnergy` uses it)."""
+        for block in self.each_block():
+            block.one_sequence = True
+        try:
+            yield
+        finally:
+            for block in self.each_block():
+                block.one_sequence = False
+
+    # --- running faster -------------------------------------------------------------------------
+
+    @contextmanager
+    def tuned(
+        self,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        stream: torch.cuda.Stream | None = None,
+    ) -> Iterator[None]:
+        """Run faster inside, with the same maths; for modules that use their layers by calling
+        them (one that reads a layer's weight itself finds None there).
+
+        Weights lie where tensor cores like them best. `dtype` (bfloat16, say) is what the module
+        computes in; what is learnt stays as it is. `compiled` makes each pass over the weights one
+        kernel. Given a second `stream`, such passes run there where nothing waits for them: call
+        `join` before the gradients are used.
+        """
+        before = self._tuning
+        for block in self.each_block():
+            block.tuning = Tuning(True, dtype, compiled, stream)
+        try:
+            yield
+        finally:
+            for block in self.each_block():
+                block.tuning, block.placement = before, None
+
+    @property
+    def _tuning(self) -> Tuning:
+        """How it runs at present: all blocks alike."""
+        return next(self.each_block()).tuning
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """On the second stream, where `tuned` was given one."""
+        with beside(self._tuning.stream):
+            yield
+
+    def join(self) -> None:
+        """Wait for the second stream, on the device."""
+        stream = self._tuning.stream
+        if stream is not None:
+            here = torch.cuda.current_stream(stream.device)
+            stream.wait_stream(here)  # part of a recording, even where nothing ran on it so far
+            here.wait_stream(stream)
+        for block in self.each_block():
+            block.held.clear()
+
+    # --- what there is --------------------------------------------------------------------------
 
     def moments(self) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Mean and standard deviation (None for a point) of each drawn weight, by its name; both 0
@@ -357,43 +373,6 @@ class Bayesian(nn.Module):
         """Whether some posterior's gradient goes through its look at the data."""
         return any(block.posterior.second_order for block in self.each_block())
 
-    @contextmanager
-    def one_sequence(self) -> Iterator[None]:
-        """The backward passes inside are of one sequence's loss each (`FreeEnergy` uses it)."""
-        for block in self.each_block():
-            block.one_sequence = True
-        try:
-            yield
-        finally:
-            for block in self.each_block():
-                block.one_sequence = False
-
-    @contextmanager
-    def charged(
-        self, charges: Sequence[Charge], weight: float | Tensor, local: float
-    ) -> Iterator[None]:
-        """The KL of those charges, times `weight`, and `local` times what the batch is charged in
-        full, is added to what the backward pass inside gives.
-
-        Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
-        """
-        for block, charge in zip(self.each_block(), charges, strict=True):
-            block.charge = replace(charge, weight=weight, local=local)
-            if self._tuning.stream is not None and isinstance(weight, Tensor):
-                block.held.append(weight)  # until `join`: the second stream reads it
-        try:
-            yield
-            with self.beside():
-                for block in self.each_block():
-                    block.settle_charge()
-        finally:
-            for block in self.each_block():
-                block.charge = None
-
-    def charges(self) -> list[Charge]:
-        """The terms of the last `kl()`, one a block."""
-        return [block.last_charge for block in self.each_block() if block.last_charge is not None]
-
     def hyper(self, block: Block) -> Hyper:
         """The block's prior with its present values."""
         hyper = self.priors[block.prior]
@@ -410,56 +389,6 @@ class Bayesian(nn.Module):
             assert isinstance(hyper, Hyper)
             yield hyper
 
-    # --- binding -----------------------------------------------------------------------------
-
-    def _uses_mean(self) -> bool:
-        return self._mode == "mean" or (self._mode == "auto" and not self.training)
-
-    def _weights(self) -> dict[Block, dict[str, Tensor]]:
-        """Each weight's theta for the coming forward."""
-        if self._uses_mean():
-            self._drawn = False
-            return {block: block.lay(block.mean()) for block in self.each_block()}
-        if not self._keep:
-            self.resample()
-        self._keep = self._holding
-        self._drawn = True
-        leaves = self._leaves
-        found: dict[Block, dict[str, Tensor]] = {}
-        for block in self.each_block():
-            with beside_if_late(block):
-                found[block] = leaves.get(block) or block.draw(self.hyper(block).prior)
-        return found
-
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without the last look, which holds on to its batch."""
         return {**self.__dict__, "_look": None}
-
-
-@contextmanager
-def _differentiable(module: nn.Module) -> Iterator[None]:
-    """Recurrent layers in train mode, but without dropout where they were not: cuDNN runs backward
-    in that mode alone."""
-    layers = [m for m in module.modules() if isinstance(m, nn.RNNBase) and type(m) in GATES]
-    before = [(layer, layer.dropout) for layer in layers if not layer.training]
-    for layer, _ in before:
-        layer.training, layer.dropout = True, 0.0
-    try:
-        yield
-    finally:
-        for layer, dropout in before:
-            layer.training, layer.dropout = False, dropout
-
-
-def _check_repeatable(module: nn.Module) -> None:
-    """Refuse the second order of sharpening where a forward cannot be repeated."""
-    for part in module.modules():
-        if (
-            (isinstance(part, Mask) and part.per_step and part.rate > 0)
-            or (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training)
-            or (isinstance(part, nn.RNNBase) and part.dropout > 0 and part.training)
-        ):
-            raise RuntimeError(
-                "the second order of sharpening compares two forward passes, but dropout that is "
-                'drawn anew in each makes them differ; use order="first", or variational dropout'
-            )

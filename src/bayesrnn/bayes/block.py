@@ -3,8 +3,8 @@
 A training step makes few passes over a block: the draw, what a grouped prior's KL needs (on a CPU
 together with the draw), and all gradients, those of the loss and of the KL together. On a CPU each
 pass goes piece by piece, so that what is in between stays in the cache; on a GPU weight by weight,
-compiled into one kernel where `compiled` is set, and beside the network's own kernels where there
-is a second stream. The padding between weights never enters a KL, a gradient or a count.
+compiled into one kernel and beside the network's own kernels where it is tuned so. The padding
+between weights never enters a KL, a gradient or a count.
 
 A block may be pruned: `keep` says which weights are left. In every pass the learnt tensors of the
 others read as 0, as do their noise and their gradients, and the KL is that of the weights left.
@@ -16,69 +16,17 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.gradients import Charge, Complexity, DrawTheta, Lay, Local
-from bayesrnn.bayes.hyper import Hyper
-from bayesrnn.bayes.kl import (
-    Draw,
-    Estimator,
-    check_estimator,
-    exact_pair,
-    log_q,
-)
+from bayesrnn.bayes.charge import Charge, Summary, state_of
+from bayesrnn.bayes.kl import exact_pair
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
-from bayesrnn.bayes.passes import (
-    draw_pass,
-    further_pass,
-    gather_pass,
-    gradient_pass,
-    look,
-    settle_pass,
-    value_pass,
-    viewed,
-    weigh_pass,
-    widened,
-)
+from bayesrnn.bayes.passes import draw_pass, further_pass, gradient_pass, viewed, widened
 from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
-from bayesrnn.bayes.prior import Number, Prior
+from bayesrnn.bayes.prior import Prior
 from bayesrnn.engine import Tuning, compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Summary:
-    """What the KL with a grouped prior needs of a draw: log q, and the sums of each group."""
-
-    def __init__(self, parameters: Tensors, noise: Tensors) -> None:
-        self._noise = noise  # held, so that no other noise can take its place in memory
-        self._state = _state(parameters)
-        self._parts: dict[str, list[Tensor]] = {}
-        self.log_q: Tensor | float = 0.0
-
-    def fits(self, parameters: Tensors, noise: Tensors) -> bool:
-        """Whether it is the same noise, and the learnt tensors have not changed since."""
-        return self._noise is noise and self._state == _state(parameters)
-
-    def add(self, piece: Piece, of_q: Tensor, part: Tensor, prior: Prior) -> None:
-        self.log_q = self.log_q + of_q
-        parts = self._parts.setdefault(piece.weight.name, [])
-        if parts and prior.reaches(piece.weight.shape, piece.weight.axis):
-            parts[0] = parts[0] + part
-        else:
-            parts.append(part)
-
-    def sums(self, weight: Weight) -> Tensor:
-        parts = self._parts[weight.name]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _state(parameters: Tensors) -> list[tuple[int, int]]:
-    """Where the learnt tensors are, and how often each was written to."""
-    return [
-        (tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version)
-        for tensor in parameters.values()
-    ]
 
 
 class Block(nn.Module):
@@ -150,7 +98,7 @@ class Block(nn.Module):
         numbers = {name: kept[name] for name in self.posterior.further if name in kept}
         return kept | {name: self.layout.sums(flat) for name, flat in numbers.items()}
 
-    # --- pruning -------------------------------------------------------------------------------
+    # --- pruning --------------------------------------------------------------------------------
 
     def mask(self, keep: Tensor | None) -> None:
         """Leave these weights (flat, bool; None: all); what is learnt of the others stays."""
@@ -176,9 +124,9 @@ class Block(nn.Module):
     @property
     def count(self) -> int:
         """How many weights are left."""
-        return self.layout.count if self.keep is None else len(self._where())
+        return self.layout.count if self.keep is None else len(self.where_left())
 
-    def _where(self) -> Tensor:
+    def where_left(self) -> Tensor:
         """The places of the weights left (found once: a recorded step may not wait for it)."""
         assert self.keep is not None
         if self._left is None or self._left.device != self.keep.device:
@@ -191,7 +139,7 @@ class Block(nn.Module):
             return list(self.moments().values())
         parameters = self.parameters_by_name
         flat = self.posterior.mean(parameters), self.posterior.std(parameters)
-        loc, scale = (None if f is None else f.detach()[self._where()] for f in flat)
+        loc, scale = (None if f is None else f.detach()[self.where_left()] for f in flat)
         assert loc is not None
         return [(loc, scale)]
 
@@ -204,7 +152,7 @@ class Block(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._left = None
 
-    # --- the draw ------------------------------------------------------------------------------
+    # --- the draw -------------------------------------------------------------------------------
 
     def resample(self, generator: torch.Generator | None) -> None:
         self.summary = None
@@ -212,113 +160,11 @@ class Block(nn.Module):
             noise = self.posterior.noise(self.parameters_by_name, generator)
             self.noise = {name: self.kept(value) for name, value in noise.items()}
 
-    def draw(self, prior: Prior | None = None) -> dict[str, Tensor]:
-        """theta of the present noise, rebuilt from it (so an update in between is seen).
-
-        Given the prior, what its KL needs is found in the same pass, where gradients are on.
-        """
-        assert self.noise is not None
-        parameters = self.parameters_by_name
-        wanted = prior if torch.is_grad_enabled() else None
-        theta = DrawTheta.apply(self, wanted, self.noise, *parameters.values())
-        return dict(zip(self._placed_names(), theta, strict=True))
-
-    def draw_from(
-        self, parameters: Tensors, noise: Tensors, prior: Prior | None
-    ) -> tuple[Tensor, ...]:
-        """The posterior's draw without a graph, a tensor a weight (then what is frozen)."""
-        self.summary = None
-        loc = parameters["loc"]
-        if not noise and self.placement is None and self.tuning.dtype in (None, loc.dtype):
-            flat = self.kept(self.posterior.draw(parameters, noise).detach())
-            return tuple(self.layout.split(flat).values())
-        wanted = prior is not None and prior.grouped and self._limit(loc) is not None
-        summary = Summary(parameters, noise) if wanted and "eps" in noise else None
-        outers, outs = self._new_theta(loc)
-        run = self.run(draw_pass)
-        for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
-            if summary is None or prior is None:
-                run(self.posterior, tensors, random, out)
-                continue
-            found = run(self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape)
-            assert found is not None
-            summary.add(piece, *found, prior)
-        self.summary = summary
-        return outers
-
-    def lay(self, flat: Tensor) -> dict[str, Tensor]:
-        """These weights, flat, where draws lie; differentiable."""
-        if self.placement is None:
-            dtype = self.tuning.dtype
-            return self.layout.split(flat if dtype is None else flat.to(dtype))
-        return dict(zip(self._placed_names(), Lay.apply(self, flat), strict=True))
-
-    def laid(self, tensors: Tensors) -> tuple[Tensor, ...]:
-        """These named weights, copied to where draws lie."""
-        assert self.placement is not None
-        outers = self.placement.outers(next(iter(tensors.values())), self._dtype())
-        for weight in self.layout.weights:
-            corner = self.placement.corner(outers[weight.name], weight.name, weight.shape)
-            corner.copy_(tensors[weight.name].view(corner.shape))
-        return tuple(outers[name] for name in self._placed_names())
-
-    def corners(
-        self, gradients: Sequence[Tensor | None], placement: Placement | None
-    ) -> list[Tensor | None]:
-        """Each weight's own part of the gradients of what `draw` gave."""
-        own = zip(self.layout.weights, gradients, strict=False)
-        if placement is None:
-            return [g for _, g in own]
-        return [None if g is None else placement.corner(g, w.name, w.shape) for w, g in own]
-
-    def joined(self, parameters: Tensors, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The gradients of all weights in one flat tensor; zeros where there is none."""
-        loc = parameters["loc"]
-        return self.layout.join(
-            {
-                weight.name: loc.new_zeros(weight.shape) if g is None else g.to(loc.dtype)
-                for weight, g in zip(self.layout.weights, gradients, strict=True)
-            }
-        )
-
-    def keep_only(self, gradients: Sequence[Tensor | None]) -> None:
-        """Set to 0 what these gradients of a draw say of pruned weights."""
-        if self.keep is None:
-            return
-        left = self.layout.split(self.keep).values()
-        for corner, keep in zip(self.corners(gradients, self.placement), left, strict=True):
-            if corner is not None:
-                corner.mul_(keep.view(corner.shape))
-
-    @torch.no_grad()
-    def gathered(self, gradients: Sequence[Tensor | None], factor: Tensor | float = 1.0) -> Tensor:
-        """These gradients of a draw, times the factor, in one flat tensor."""
-        flat = torch.empty_like(self.parameters_by_name["loc"], requires_grad=False)
-        for padding in self.layout.pads(flat):
-            padding.zero_()
-        run = self.run(gather_pass)
-        corners = self.corners(gradients, self.placement)
-        for corner, out in zip(corners, self.layout.cut(flat, None), strict=True):
-            if corner is None:
-                out.zero_()
-            else:
-                run(corner, factor, out.view(corner.shape))
-        return flat
-
-    def leaves(self) -> dict[str, Tensor]:
-        """The draw as tensors that gradients can be taken at, and what is frozen beside them."""
-        assert self.noise is not None
-        with torch.no_grad():
-            found = self.draw_from(self.parameters_by_name, self.noise, None)
-        return self._as_leaves(dict(zip(self._placed_names(), found, strict=True)))
-
-    def leaves_of(self, flat: Tensor) -> dict[str, Tensor]:
-        """The same of other weights, flat."""
-        return self._as_leaves(self.lay(flat))
-
-    def _as_leaves(self, tensors: Tensors) -> dict[str, Tensor]:
-        drawn = [w.name for w in self.layout.weights]
-        return {n: t.detach().requires_grad_() if n in drawn else t for n, t in tensors.items()}
+    def _apply(self, fn: Any, recurse: bool = True) -> "Block":
+        super()._apply(fn, recurse)
+        if self.noise is not None:
+            self.noise = {name: fn(value) for name, value in self.noise.items()}
+        return self
 
     def mean(self) -> Tensor:
         return self.kept(self.posterior.mean(self.parameters_by_name))
@@ -332,70 +178,68 @@ class Block(nn.Module):
         scale = {} if flat is None else self.layout.split(self.kept(flat.detach()))
         return {name: (loc[name], scale.get(name)) for name in loc}
 
-    # --- the KL --------------------------------------------------------------------------------
-
-    def kl(self, hyper: Hyper, estimator: Estimator = "auto") -> Tensor:
-        """KL[q || p], summed over the weights left, at the present draw where it is sampled."""
-        check_estimator(estimator, self.posterior, hyper.prior)
-        tensors = (*self.parameters_by_name.values(), *hyper.learnt())
-        return Complexity.apply(self, hyper, estimator, *tensors)
-
-    def local_kl(self) -> Tensor:
-        """The part of the KL that this batch is charged in full."""
-        return Local.apply(self, *self.parameters_by_name.values())
-
-    def divergence(self, parameters: Tensors, charge: Charge) -> Tensor:
-        """The KL's value; what its gradient needs of whole groups is left in `charge`."""
-        prior, values = charge.hyper.prior, charge.hyper.values()
-        charge.values = {name: _frozen(value) for name, value in values.items()}
-        charge.state = _state(parameters)
-        total = parameters["loc"].new_zeros((), dtype=torch.float64)
-        wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
-        if prior.grouped:
-            if self.summary is None or not self.summary.fits(parameters, charge.noise):
-                self.summary = Summary(parameters, charge.noise)
-                weigh = self.run(weigh_pass)
-                for piece, tensors, noise in self.cut(parameters, charge.noise):
-                    shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
-                    found = weigh(self.posterior, *shaped, prior, piece.weight.axis)
-                    self.summary.add(piece, *found, prior)
-            total = total + self.summary.log_q
-            if self.keep is not None:  # each adds the same
-                total = total - self._pruned_count * log_q(self._pruned(parameters, charge.noise))
-            whole = self._limit(parameters["loc"]) is None or self.keep is not None
-            keep = None if self.keep is None else self.layout.split(self.keep)
-            settle = self.run(settle_pass)
-            for weight in self.layout.weights:
-                count: int | Tensor = prior.group_size(weight.shape, weight.axis)
-                if keep is not None:
-                    count = prior.gather(keep[weight.name].to(wide), weight.axis)
-                log_p, precision = settle(prior, self.summary.sums(weight), count, values)
-                total = total - log_p
-                if whole or prior.reaches(weight.shape, weight.axis):
-                    charge.precisions[weight.name] = precision.detach()
-            return total.to(wide)
-        exact = exact_pair(self.posterior, prior, charge.estimator)
-        value = self.run(value_pass)
-        if self.keep is not None:  # weight by weight, so those left can be taken by themselves
-            where = self._where()
-            learnt = self.flat(parameters)
-            left = {name: widened(flat.detach()[where]) for name, flat in learnt.items()}
-            random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
-            return value(self.posterior, left, random, prior, exact, None, values).to(wide)
-        for piece, tensors, noise in self.cut(parameters, charge.noise):
-            shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
-            total = total + value(self.posterior, *shaped, prior, exact, piece.weight.axis, values)
-        return total.to(wide)
-
-    @property
-    def _pruned_count(self) -> int:
-        return self.layout.count - self.count
-
-    def _pruned(self, parameters: Tensors, noise: Tensors) -> Draw:
-        """One pruned weight as the passes see it, in double."""
+    def draw_from(
+        self, parameters: Tensors, noise: Tensors, prior: Prior | None
+    ) -> tuple[Tensor, ...]:
+        """The posterior's draw without a graph, a tensor a weight (then what is frozen)."""
+        self.summary = None
         loc = parameters["loc"]
-        zero = loc.new_zeros(1, dtype=torch.float64)
-        return look(self.posterior, dict.fromkeys(parameters, zero), dict.fromkeys(noise, zero))
+        if not noise and self.placement is None and self.tuning.dtype in (None, loc.dtype):
+            flat = self.kept(self.posterior.draw(parameters, noise).detach())
+            return tuple(self.layout.split(flat).values())
+        wanted = prior is not None and prior.grouped and self.limit(loc) is not None
+        summary = Summary(parameters, noise) if wanted and "eps" in noise else None
+        outers, outs = self._new_theta(loc)
+        run = self.run(draw_pass)
+        for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
+            if summary is None or prior is None:
+                run(self.posterior, tensors, random, out)
+                continue
+            found = run(self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape)
+            assert found is not None
+            summary.add(piece, *found, prior)
+        self.summary = summary
+        return outers
+
+    # --- where a draw lies ----------------------------------------------------------------------
+
+    def placed_names(self) -> list[str]:
+        """Of what a draw gives: the weights, then what is frozen beside them."""
+        frozen = () if self.placement is None else self.placement.frozen
+        return [*(weight.name for weight in self.layout.weights), *frozen]
+
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(self, self.parameter_names[0]).dtype
+        return dtype if self.tuning.dtype is None else self.tuning.dtype
+
+    def _new_theta(self, loc: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Memory for a draw: a tensor a weight, and the places to write its pieces to."""
+        if self.placement is None:
+            flat = torch.empty_like(loc, dtype=self._dtype(), requires_grad=False)
+            return tuple(self.layout.split(flat).values()), self.layout.cut(flat, self.limit(loc))
+        outers = self.placement.outers(loc, self._dtype(), self.tuning.compiled)
+        outs = [self.placement.corner(outers[w.name], w.name, w.shape) for w in self.layout.weights]
+        return tuple(outers[name] for name in self.placed_names()), outs
+
+    def laid(self, tensors: Tensors) -> tuple[Tensor, ...]:
+        """These named weights, copied to where draws lie."""
+        assert self.placement is not None
+        outers = self.placement.outers(next(iter(tensors.values())), self._dtype())
+        for weight in self.layout.weights:
+            corner = self.placement.corner(outers[weight.name], weight.name, weight.shape)
+            corner.copy_(tensors[weight.name].view(corner.shape))
+        return tuple(outers[name] for name in self.placed_names())
+
+    def corners(
+        self, gradients: Sequence[Tensor | None], placement: Placement | None
+    ) -> list[Tensor | None]:
+        """Each weight's own part of the gradients of what `draw` gave."""
+        own = zip(self.layout.weights, gradients, strict=False)
+        if placement is None:
+            return [g for _, g in own]
+        return [None if g is None else placement.corner(g, w.name, w.shape) for w, g in own]
+
+    # --- the gradients --------------------------------------------------------------------------
 
     @torch.no_grad()
     def gradients(
@@ -407,13 +251,14 @@ class Block(nn.Module):
         """
         prior = charge.hyper.prior
         exact = exact_pair(self.posterior, prior, charge.estimator)
-        limit = self._limit(parameters["loc"])
+        limit = self.limit(parameters["loc"])
         result = {name: torch.empty_like(flat) for name, flat in self.flat(parameters).items()}
         for flat in result.values():
             for padding in self.layout.pads(flat):
                 padding.zero_()
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
-        of_losses = self._cut_losses(losses, limit)
+        as_they_lie = limit is None and losses
+        of_losses = losses if as_they_lie else self.layout.cut_each(losses, limit)
         run, run_further = self.run(gradient_pass), self.run(further_pass)
         starts = self.layout.starts(limit)
         shared: dict[str, dict[Weight, list[Tensor]]] = {
@@ -458,18 +303,24 @@ class Block(nn.Module):
             return
         charge.done = True
         parameters = self.parameters_by_name
-        if charge.state != _state(parameters):
+        if charge.state != state_of(parameters):
             raise RuntimeError("the weights were changed between the forward and the backward pass")
-        for name, gradient in self.gradients(parameters, charge).items():
+        self.add_gradients(self.gradients(parameters, charge))
+
+    def add_gradients(self, gradients: Tensors) -> None:
+        """To those of the parameters that learn."""
+        for name, gradient in gradients.items():
             parameter: nn.Parameter = getattr(self, name)
             if parameter.requires_grad:
                 old = parameter.grad
                 parameter.grad = gradient if old is None else old + gradient
 
+    # --- passes over the weights ----------------------------------------------------------------
+
     def cut(self, parameters: Tensors, noise: Tensors) -> Iterator[tuple[Piece, Tensors, Tensors]]:
         """Each piece with its learnt tensors and its noise, of one dimension and without a graph,
         at least in single precision (so that sums over many half-precision weights hold)."""
-        limit = self._limit(parameters["loc"])
+        limit = self.limit(parameters["loc"])
         flats = self.flat(parameters)
         given = {name: self.layout.cut(flat.detach(), limit) for name, flat in flats.items()}
         random = {name: self.layout.cut(flat, limit) for name, flat in noise.items()}
@@ -491,50 +342,13 @@ class Block(nn.Module):
                 {name: widened(cuts[i]) for name, cuts in random.items()},
             )
 
-    def _cut_losses(
-        self, losses: Sequence[Tensor | None], limit: int | None
-    ) -> Sequence[Tensor | None]:
-        """The loss's gradients in the same pieces; whole ones as they lie in memory."""
-        if limit is None and losses:
-            return losses
-        return self.layout.cut_each(losses, limit)
-
-    def _new_theta(self, loc: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Memory for a draw: a tensor a weight, and the places to write its pieces to."""
-        if self.placement is None:
-            flat = torch.empty_like(loc, dtype=self._dtype(), requires_grad=False)
-            return tuple(self.layout.split(flat).values()), self.layout.cut(flat, self._limit(loc))
-        outers = self.placement.outers(loc, self._dtype(), self.tuning.compiled)
-        outs = [self.placement.corner(outers[w.name], w.name, w.shape) for w in self.layout.weights]
-        return tuple(outers[name] for name in self._placed_names()), outs
-
-    def _placed_names(self) -> list[str]:
-        """Of what a draw gives: the weights, then what is frozen beside them."""
-        frozen = () if self.placement is None else self.placement.frozen
-        return [*(weight.name for weight in self.layout.weights), *frozen]
-
-    def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(self, self.parameter_names[0]).dtype
-        return dtype if self.tuning.dtype is None else self.tuning.dtype
-
-    def _limit(self, flat: Tensor) -> int | None:
+    def limit(self, flat: Tensor) -> int | None:
         """How large a piece may be: on a GPU whole weights, there is nothing to gain by less."""
         return PIECE if flat.device.type == "cpu" and self.placement is None else None
 
     def run(self, function: Callable[P, R]) -> Callable[P, R]:
         return compiled(function) if self.tuning.compiled else function
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Block":
-        super()._apply(fn, recurse)
-        if self.noise is not None:
-            self.noise = {name: fn(value) for name, value in self.noise.items()}
-        return self
-
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum()
-
-
-def _frozen(value: Number) -> Number:
-    """A prior's value as it is now."""
-    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,36 +1,61 @@
 """Where autograd meets a block: its draw, its KL, what a look costs, each with its gradient in
 closed form."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.charge import Charge, Summary, state_of
 from bayesrnn.bayes.hyper import Hyper
-from bayesrnn.bayes.kl import Estimator
-from bayesrnn.bayes.passes import local_pass
+from bayesrnn.bayes.kl import Draw, Estimator, check_estimator, exact_pair, log_q
+from bayesrnn.bayes.layout import Layout
+from bayesrnn.bayes.passes import (
+    local_pass,
+    look,
+    settle_pass,
+    value_pass,
+    viewed,
+    weigh_pass,
+    widened,
+)
 from bayesrnn.bayes.posterior import Tensors
-from bayesrnn.bayes.prior import Number, Prior
+from bayesrnn.bayes.prior import Number, Prior, Values
 from bayesrnn.engine import beside
 
-if TYPE_CHECKING:
-    from bayesrnn.bayes.block import Block
+
+def draw_of(block: Block, prior: Prior | None = None) -> dict[str, Tensor]:
+    """theta of the present noise, rebuilt from it (so an update in between is seen).
+
+    Given the prior, what its KL needs is found in the same pass, where gradients are on.
+    """
+    assert block.noise is not None
+    parameters = block.parameters_by_name
+    wanted = prior if torch.is_grad_enabled() else None
+    theta = DrawTheta.apply(block, wanted, block.noise, *parameters.values())
+    return dict(zip(block.placed_names(), theta, strict=True))
 
 
-@dataclass
-class Charge:
-    """A KL term whose gradient is to be added, once, to that of the loss."""
+def lay(block: Block, flat: Tensor) -> dict[str, Tensor]:
+    """These weights, flat, where the block's draws lie; differentiable."""
+    if block.placement is None:
+        dtype = block.tuning.dtype
+        return block.layout.split(flat if dtype is None else flat.to(dtype))
+    return dict(zip(block.placed_names(), Lay.apply(block, flat), strict=True))
 
-    hyper: Hyper
-    estimator: Estimator
-    noise: Tensors
-    values: dict[str, Number] = field(default_factory=dict)
-    state: list[tuple[int, int]] = field(default_factory=list)
-    weight: float | Tensor = 1.0
-    local: float = 0.0  # of the part that each batch is charged in full
-    precisions: dict[str, Tensor] = field(default_factory=dict)
-    done: bool = False
+
+def kl_of(block: Block, hyper: Hyper, estimator: Estimator = "auto") -> Tensor:
+    """KL[q || p], summed over the weights left, at the present draw where it is sampled."""
+    check_estimator(estimator, block.posterior, hyper.prior)
+    tensors = (*block.parameters_by_name.values(), *hyper.learnt())
+    return Complexity.apply(block, hyper, estimator, *tensors)
+
+
+def local_kl_of(block: Block) -> Tensor:
+    """The part of the KL that this batch is charged in full."""
+    return Local.apply(block, *block.parameters_by_name.values())
 
 
 class DrawTheta(torch.autograd.Function):
@@ -39,7 +64,7 @@ class DrawTheta(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        block: "Block", prior: Prior | None, noise: Tensors, *parameters: Tensor
+        block: Block, prior: Prior | None, noise: Tensors, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
         return block.draw_from(block.named(parameters), noise, prior)
 
@@ -67,12 +92,12 @@ class DrawTheta(torch.autograd.Function):
         of_losses = block.corners(gradients, ctx.placement)
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
-            joined = block.joined(parameters, of_losses)
+            joined = _joined(block.layout, parameters["loc"], of_losses)
             pulled = block.collected(block.posterior.pull(block.spread(parameters), noise, joined))
             return None, None, None, *(pulled[name] for name in block.parameter_names)
         charge.done = True
         if block.posterior.second_order:
-            block.of_loss = block.kept(block.joined(parameters, of_losses))
+            block.of_loss = block.kept(_joined(block.layout, parameters["loc"], of_losses))
         with beside(block.tuning.stream):
             result = block.gradients(parameters, charge, of_losses)
         if block.tuning.stream is not None:
@@ -84,7 +109,7 @@ class Lay(torch.autograd.Function):
     """A flat tensor of weights, laid where the block's placement says."""
 
     @staticmethod
-    def forward(block: "Block", flat: Tensor) -> tuple[Tensor, ...]:
+    def forward(block: Block, flat: Tensor) -> tuple[Tensor, ...]:
         return block.laid(block.layout.split(flat))
 
     @staticmethod
@@ -98,7 +123,7 @@ class Lay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         block: Block = ctx.block
         (flat,) = ctx.saved_tensors
-        return None, block.joined({"loc": flat}, block.corners(gradients, ctx.placement))
+        return None, _joined(block.layout, flat, block.corners(gradients, ctx.placement))
 
 
 class Complexity(torch.autograd.Function):
@@ -106,7 +131,7 @@ class Complexity(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, block: "Block", hyper: Hyper, estimator: Estimator, *tensors: Tensor
+        ctx: Any, block: Block, hyper: Hyper, estimator: Estimator, *tensors: Tensor
     ) -> Tensor:
         count = len(block.parameter_names)
         learnt = () if torch.is_inference_mode_enabled() else hyper.learnt()
@@ -115,7 +140,7 @@ class Complexity(torch.autograd.Function):
         ctx.charge = block.last_charge = Charge(hyper, estimator, block.noise)
         by_prior: tuple[Tensor, ...] = ()
         with torch.set_grad_enabled(bool(learnt)):  # of the prior's few numbers: autograd does
-            value = block.divergence(block.named(tensors[:count]), ctx.charge)
+            value = _divergence(block, block.named(tensors[:count]), ctx.charge)
             if learnt:
                 by_prior = torch.autograd.grad(value, learnt)
         ctx.save_for_backward(*tensors[:count], *by_prior)
@@ -135,7 +160,7 @@ class Local(torch.autograd.Function):
     """The KL a batch is charged in full, with its gradient in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, block: "Block", *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, block: Block, *tensors: Tensor) -> Tensor:
         assert block.noise is not None
         ctx.block, ctx.noise = block, block.noise
         ctx.save_for_backward(*tensors)
@@ -160,6 +185,91 @@ class Local(torch.autograd.Function):
         return None, *(
             gradients[0] * found[name] if name in found else None for name in block.parameter_names
         )
+
+
+def _divergence(block: Block, parameters: Tensors, charge: Charge) -> Tensor:
+    """The KL's value; what its gradient needs of whole groups is left in `charge`."""
+    values = charge.hyper.values()
+    charge.values = {name: _frozen(value) for name, value in values.items()}
+    charge.state = state_of(parameters)
+    by = _by_groups if charge.hyper.prior.grouped else _by_weights
+    wide = torch.promote_types(parameters["loc"].dtype, torch.float32)
+    return by(block, parameters, charge, values).to(wide)
+
+
+def _by_groups(block: Block, parameters: Tensors, charge: Charge, values: Values) -> Tensor:
+    """log q - log p at the draw, where a prior takes weights together."""
+    prior, loc = charge.hyper.prior, parameters["loc"]
+    total = loc.new_zeros((), dtype=torch.float64)
+    summary = _summary(block, parameters, charge.noise, prior)
+    total = total + summary.log_q
+    if block.keep is not None:  # each pruned one adds the same
+        pruned = block.layout.count - block.count
+        total = total - pruned * log_q(_pruned(block, parameters, charge.noise))
+    whole = block.limit(loc) is None or block.keep is not None
+    wide = torch.promote_types(loc.dtype, torch.float32)
+    keep = None if block.keep is None else block.layout.split(block.keep)
+    settle = block.run(settle_pass)
+    for weight in block.layout.weights:
+        count: int | Tensor = prior.group_size(weight.shape, weight.axis)
+        if keep is not None:
+            count = prior.gather(keep[weight.name].to(wide), weight.axis)
+        log_p, precision = settle(prior, summary.sums(weight), count, values)
+        total = total - log_p
+        if whole or prior.reaches(weight.shape, weight.axis):
+            charge.precisions[weight.name] = precision.detach()
+    return total
+
+
+def _summary(block: Block, parameters: Tensors, noise: Tensors, prior: Prior) -> Summary:
+    """What the draw has noted of its groups, or else by a pass of its own."""
+    if block.summary is None or not block.summary.fits(parameters, noise):
+        block.summary = Summary(parameters, noise)
+        weigh = block.run(weigh_pass)
+        for piece, tensors, random in block.cut(parameters, noise):
+            shaped = viewed(tensors, piece.shape), viewed(random, piece.shape)
+            found = weigh(block.posterior, *shaped, prior, piece.weight.axis)
+            block.summary.add(piece, *found, prior)
+    return block.summary
+
+
+def _pruned(block: Block, parameters: Tensors, noise: Tensors) -> Draw:
+    """One pruned weight as the passes see it, in double."""
+    zero = parameters["loc"].new_zeros(1, dtype=torch.float64)
+    return look(block.posterior, dict.fromkeys(parameters, zero), dict.fromkeys(noise, zero))
+
+
+def _by_weights(block: Block, parameters: Tensors, charge: Charge, values: Values) -> Tensor:
+    """In closed form or at the draw, where each weight is by itself."""
+    prior = charge.hyper.prior
+    exact = exact_pair(block.posterior, prior, charge.estimator)
+    value = block.run(value_pass)
+    if block.keep is not None:  # so those left can be taken by themselves
+        where = block.where_left()
+        learnt = block.flat(parameters)
+        left = {name: widened(flat.detach()[where]) for name, flat in learnt.items()}
+        random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
+        return value(block.posterior, left, random, prior, exact, None, values)
+    total = parameters["loc"].new_zeros((), dtype=torch.float64)
+    for piece, tensors, noise in block.cut(parameters, charge.noise):
+        shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
+        total = total + value(block.posterior, *shaped, prior, exact, piece.weight.axis, values)
+    return total
+
+
+def _joined(layout: Layout, like: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:
+    """The gradients of all weights in one flat tensor; zeros where there is none."""
+    return layout.join(
+        {
+            weight.name: like.new_zeros(weight.shape) if g is None else g.to(like.dtype)
+            for weight, g in zip(layout.weights, gradients, strict=True)
+        }
+    )
+
+
+def _frozen(value: Number) -> Number:
+    """A prior's value as it is now."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _same(one: Tensors, other: Tensors) -> bool:
