@@ -11,6 +11,7 @@ import pytest
 from bayesrnn import cli as command_line
 from bayesrnn.commands import evaluate as evaluate_command
 from bayesrnn.commands import report as report_command
+from bayesrnn.commands import texts
 from bayesrnn.commands import uncertainty as uncertainty_command
 from bayesrnn.data import read_features
 from bayesrnn.errors import UserError
@@ -39,7 +40,7 @@ def test_ctrl_c_is_said(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate_command, "evaluate_text", interrupted)
+    monkeypatch.setattr(texts, "evaluate_text", interrupted)
     assert cli("evaluate", run) == (130, "", "interrupted\n")
 
 

@@ -242,6 +242,7 @@ def _pruned(block: Block, parameters: Tensors, noise: Tensors) -> Draw:
 def _by_weights(block: Block, parameters: Tensors, charge: Charge, values: Values) -> Tensor:
     """In closed form or at the draw, where each weight is by itself."""
     prior = charge.hyper.prior
+    total = parameters["loc"].new_zeros((), dtype=torch.float64)
     exact = exact_pair(block.posterior, prior, charge.estimator)
     value = block.run(value_pass)
     if block.keep is not None:  # so those left can be taken by themselves
@@ -250,7 +251,6 @@ def _by_weights(block: Block, parameters: Tensors, charge: Charge, values: Value
         left = {name: widened(flat.detach()[where]) for name, flat in learnt.items()}
         random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
         return value(block.posterior, left, random, prior, exact, None, values)
-    total = parameters["loc"].new_zeros((), dtype=torch.float64)
     for piece, tensors, noise in block.cut(parameters, charge.noise):
         shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
         total = total + value(block.posterior, *shaped, prior, exact, piece.weight.axis, values)

@@ -1,0 +1,123 @@
+"""What `evaluate` does with a run on text."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+import typer
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.errors import Invalid
+from bayesrnn.evaluate import dynamic_evaluate, evaluate_text, search_rate
+from bayesrnn.evaluate.dynamic import RATES
+from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.sharpened import LOOKS, evaluate_sharpened, looking, search_look
+from bayesrnn.train.task import LanguageTask
+
+OrSearch = float | Literal["search"]
+"""A number, or the best of a search on the validation text."""
+
+
+def text(
+    model: Bayesian,
+    task: LanguageTask,
+    split: str,
+    count: int,
+    generator: torch.Generator,
+    streams: int,
+    watch: Watch,
+) -> dict[str, Any]:
+    """The perplexity of a text, at the mean or over `count` draws."""
+    loader = task.stream(split, streams)
+    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    return {"streams": streams, **asdict(evaluate_text(model, loader, count, generator, advance))}
+
+
+def dynamic_text(
+    model: Bayesian,
+    task: LanguageTask,
+    split: str,
+    streams: int,
+    unroll: int,
+    rate: OrSearch,
+    by_variance: bool,
+    watch: Watch,
+) -> dict[str, Any]:
+    """Dynamic evaluation, and the rates tried if there was a search."""
+    tried: dict[str, Any] = {}
+    if rate == "search":
+        loader = task.stream("valid", streams, unroll)
+        advance = watch("trying rates on valid", loader.targets * len(RATES))
+        search = search_rate(model, loader, RATES, advance=advance, by_variance=by_variance)
+        rate, tried = search.rate, {"search": [asdict(trial) for trial in search.tried]}
+    loader = task.stream(split, streams, unroll)
+    advance = watch(f"reading {split}", loader.targets)
+    found = dynamic_evaluate(model, loader, rate, advance=advance, by_variance=by_variance)
+    return {"streams": streams, **asdict(found), **tried}
+
+
+def sharpened_bound(
+    model: Bayesian,
+    task: LanguageTask,
+    split: str,
+    drawn: bool,
+    look: OrSearch | None,
+    look_at: str,
+    rate: float,
+    by_variance: bool,
+    seed: int,
+    watch: Watch,
+) -> dict[str, Any]:
+    """A sharpened model's bound, phi at its mean or `drawn`, with the looks of the training (None)
+    or of another width, and the widths tried if there was a search."""
+    shape = task.batches.streams, task.batches.unroll
+    loader = task.stream(split, *shape)
+    generator = torch.Generator(task.device).manual_seed(seed)
+    looks: dict[str, Any] = {}
+    tried: dict[str, Any] = {}
+    if look is not None:
+        _check_looks(model, look_at)
+    if look == "search":
+        valid = task.stream("valid", *shape)
+        advance = watch("trying looks on valid", valid.targets * len(LOOKS))
+        search = search_look(model, valid, look_at, LOOKS, seed, advance)
+        look, tried = search.look, {"search": [asdict(trial) for trial in search.tried]}
+    if look is not None:
+        model = looking(model, look_at, look, task.batches.streams)
+        looks = {"look": look, "look_at": look_at}
+    advance = watch(f"reading {split}", loader.targets)
+    around: Literal["mean", "draw"] = "draw" if drawn else "mean"
+    found = evaluate_sharpened(model, loader, around, generator, advance, rate, by_variance)
+    return {**looks, **asdict(found), **tried}
+
+
+def _check_looks(model: Bayesian, look_at: str) -> None:
+    """Say in the command's words what --look-at cannot name."""
+    try:
+        looking(model, look_at, 1.0, 1)
+    except Invalid as error:
+        raise Invalid([("--look-at", message) for _, message in error.problems]) from error
+
+
+def rate_of(dynamic: str) -> OrSearch:
+    """What --dynamic gives."""
+    return _number(dynamic, lambda rate: 0 <= rate < math.inf, "--dynamic is a rate, 0 or above")
+
+
+def width_of(look: str) -> OrSearch:
+    """What --look gives."""
+    return _number(look, lambda width: 0 < width < math.inf, "--look is a width above 0")
+
+
+def _number(given: str, fits: Callable[[float], bool], what: str) -> OrSearch:
+    if given == "search":
+        return "search"
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise typer.BadParameter(f"{what}, or search; got {given!r}")
+    return value
