@@ -190,6 +190,21 @@ def test_a_plain_network_has_no_complexity(cli: Cli, tmp_path: Path) -> None:
     assert re.search(r"complexity nats\s*│\s*-\s", cli("evaluate", tmp_path / "run").out)
 
 
+@pytest.mark.parametrize("flag", [["--samples", 3], ["--weights", "sample"]], ids=["n", "which"])
+def test_points_are_not_drawn_but_masks_are(cli: Cli, tmp_path: Path, flag: list[Any]) -> None:
+    plain: dict[str, Any] = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    recipe = write_recipe(tmp_path, **plain)
+    train = ["train", recipe, "train.epochs=1", "--json"]
+    assert cli(*train, "--out", tmp_path / "points").code == 0
+    refused = cli("evaluate", tmp_path / "points", *flag)
+    assert refused.code == 1
+    assert "its weights are points and no masks are drawn" in refused.errors[0]
+    for rate, code in (("dropout.word=0.3", 1), ("dropout.output=0.3", 0)):  # words: in training
+        out = tmp_path / rate
+        assert cli(*train, rate, "--out", out).code == 0
+        assert cli("evaluate", out, *flag).code == code
+
+
 def test_generate_writes_the_same_text_for_the_same_seed(cli: Cli, finished: Path) -> None:
     words = ["generate", finished, "--prompt", "w1 w2", "--tokens", 30]
     first = cli(*words, "--seed", 4)

@@ -357,6 +357,12 @@ class Bayesian(nn.Module):
         return sum(block.count for block in self.each_block())
 
     @property
+    def draws_differ(self) -> bool:
+        """Whether they do: some weight has a spread, or a mask is drawn at test, too."""
+        spread = any(scale is not None for _, scale in self.moments().values())
+        return spread or any(mask.rate > 0 and mask.at_test for mask in self._masks)
+
+    @property
     def has_description_length(self) -> bool:
         """Whether the KL is a number of nats, not one up to a constant (Delta, Uniform)."""
         return all(

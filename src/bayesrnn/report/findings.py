@@ -14,7 +14,6 @@ from bayesrnn.data import CaptionData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import Reliability, RiskCoverage
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.models.dropout import Mask
 from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signal_to_noise
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.report.captions import Spoken
@@ -102,7 +101,7 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         raise UserError(
             f"the data of {run} are no longer at {recipe.data.path}; say where with --data"
         )
-    draws = _differ(model)
+    draws = model.draws_differ
     counts = choices.samples if draws else (0,)
     notes: list[str] = []
     try:
@@ -165,12 +164,6 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 def _spread(model: Bayesian) -> bool:
     """Whether some weights have a standard deviation."""
     return any(scale is not None for _, scale in model.moments().values())
-
-
-def _differ(model: Bayesian) -> bool:
-    """Whether draws of the network do."""
-    masks = (part for part in model.modules() if isinstance(part, Mask))
-    return _spread(model) or any(mask.rate > 0 and mask.at_test for mask in masks)
 
 
 def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, Any]:
