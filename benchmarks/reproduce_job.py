@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bayesrnn.bayes import Bayesian, Delta, Gaussian
+from bayesrnn.bayes import Bayesian, Gaussian
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import (
@@ -36,7 +36,7 @@ from bayesrnn.evaluate import (
     unigram_entropy,
 )
 from bayesrnn.evaluate.dynamic import Diverged
-from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
+from bayesrnn.evaluate.sharpened import LOOK_AT, evaluate_sharpened, looking, search_look
 from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
 from bayesrnn.prune import Ranking, choose, pruning_curve
@@ -53,8 +53,6 @@ STOPPED = 143
 """The exit code of a process that was told to stop."""
 MAP_SIDE = 10
 """A pixel of a pruning map stands for so many rows and columns."""
-LOOK_AT = "decoder.*"
-"""The weights that look at a text before they score it."""
 
 
 class Evaluations:
@@ -67,7 +65,7 @@ class Evaluations:
         self.model: Bayesian = load(run).to(self.device)
         blocks = list(self.model.each_block())
         self.looks = any(block.posterior.looks_at_data for block in blocks)
-        self.points = all(isinstance(block.posterior, Delta) for block in blocks)
+        self.points = self.model.all_points
         self.masked = any(isinstance(part, Mask) for part in self.model.modules())
         self.draws = plan["masked_samples" if self.points else "samples"]
         self.can_look = any(

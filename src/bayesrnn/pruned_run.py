@@ -189,8 +189,7 @@ def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
 def _check_retrainable(run: Path, recipe: Recipe, model: Bayesian) -> None:
     given = recipe.posterior
     named = [given] if not isinstance(given, Mapping) else list(given.values())
-    points = all(isinstance(block.posterior, Delta) for block in model.each_block())
-    if points and not any(isinstance(posterior, Delta) for posterior in named):
+    if model.all_points and not any(isinstance(posterior, Delta) for posterior in named):
         raise UserError(
             f"{run} holds means alone, so it cannot be retrained; prune it with --scale"
         )

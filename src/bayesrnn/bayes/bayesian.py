@@ -25,7 +25,7 @@ from bayesrnn.bayes.looking import (
     leaves_of_draw,
     refine,
 )
-from bayesrnn.bayes.posterior import Tensors
+from bayesrnn.bayes.posterior import Delta, Tensors
 from bayesrnn.bayes.processes import rank_generator
 from bayesrnn.engine import Tuning, beside
 from bayesrnn.models.dropout import Mask
@@ -357,10 +357,15 @@ class Bayesian(nn.Module):
         return sum(block.count for block in self.each_block())
 
     @property
+    def all_points(self) -> bool:
+        """Whether no weight has a spread."""
+        return all(isinstance(block.posterior, Delta) for block in self.each_block())
+
+    @property
     def draws_differ(self) -> bool:
         """Whether they do: some weight has a spread, or a mask is drawn at test, too."""
-        spread = any(scale is not None for _, scale in self.moments().values())
-        return spread or any(mask.rate > 0 and mask.at_test for mask in self._masks)
+        masked = any(mask.rate > 0 and mask.at_test for mask in self._masks)
+        return masked or not self.all_points
 
     @property
     def has_description_length(self) -> bool:

@@ -30,14 +30,12 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.sharpened import LOOK_AT
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, Task, build_task
-
-LOOK_AT = "decoder.*"
-"""The weights that --look lets look: the softmax's."""
 
 
 def evaluate(

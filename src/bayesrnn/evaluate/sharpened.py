@@ -44,6 +44,8 @@ class Bound:
 
 LOOKS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Widths of a look that `search_look` tries."""
+LOOK_AT = "decoder.*"
+"""The weights that gain most by looking: the softmax's."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
             "learning is not shown."
         )
-    if not _spread(model):
+    if model.all_points:
         same = "only its dropout differs between draws" if draws else "all draws are the same"
         notes.append(
             f"Its weights are points: {same}{'' if draws else ', nothing is epistemic'}, and no "
@@ -161,17 +161,12 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _spread(model: Bayesian) -> bool:
-    """Whether some weights have a standard deviation."""
-    return any(scale is not None for _, scale in model.moments().values())
-
-
 def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, Any]:
     """Signal to noise, and the weight matrices as pictures."""
     advance = watch("looking at the weights", 1)
     ratios: NDArray[np.int64] | None = None
     noisy: float | None = None
-    if _spread(model):
+    if not model.all_points:
         each = torch.cat([ratio.flatten() for ratio in signal_to_noise(model).values()]).cpu()
         places = each.clamp_min(1e-30).log10().clamp(RATIO_EDGES[0], RATIO_EDGES[-1])
         ratios = np.histogram(places.numpy(), RATIO_EDGES)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian, Delta
+from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, CaptionData
 from bayesrnn.description import describe
 from bayesrnn.engine import products_in
@@ -420,8 +420,7 @@ class Trainer:
     def _say_start(self, resumed: bool) -> None:
         batches = self.task.batches
         where = f"resuming at step {self.step}" if resumed else "starting"
-        points = all(isinstance(block.posterior, Delta) for block in self.model.each_block())
-        kind = "plain weights" if points else "Bayesian weights"
+        kind = "plain weights" if self.model.all_points else "Bayesian weights"
         text = (
             f"{where} on {batches.device}: {self.model.weight_count:,} {kind}, "
             f"{self.total:,} steps, {batches.targets:,} {self.task.unit} an epoch"
