@@ -169,3 +169,58 @@ def test_the_sums_of_a_draw_fit_that_draw_and_those_weights_alone() -> None:
     with torch.no_grad():
         block.rho.add_(0.1)
     assert not summary.fits(block.parameters_by_name, noise)
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "sharpened"])
+def test_weights_made_ahead_of_the_forward_change_nothing_but_the_order(
+    posterior: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: whole weights at a time, and the KL asked for before the forward. Of a weight
+    whose groups are rows the draw notes the sums, of the others it does not."""
+    torch.manual_seed(1)
+    q = br.Gaussian((0.05, 0.3)) if posterior == "gaussian" else br.Sharpened((0.05, 0.3), eta=0.1)
+    prior = br.ScaleMixture(0.5, 0.8, 0.05)
+    model = br.bayesianize(Net().double(), {"spare.*": br.Delta(), "*": q}, prior)
+    x = torch.arange(42).view(6, 7) % 11
+    loader = DataLoader(TensorDataset(x), batch_size=6)
+
+    def step(ahead: bool) -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        model.resample(nll=lambda: model(x).square().sum() / 6)
+        early = []
+        if ahead:
+            model.prepare()
+            noted = {block for block in model.each_block() if block.summary is not None}
+            early = [model.kl()]
+            expected = {b for b in model.each_block() if "embedding" in b.layout.weights[0].name}
+            assert noted == expected
+        loss = br.FreeEnergy(loader)(model, model(x).square(), [x])
+        loss.backward()
+        return [
+            *(early or [loss.complexity / loss.share]),
+            loss.error,
+            *(p.grad for p in model.parameters() if p.grad is not None),
+        ]
+
+    usual = step(ahead=False)
+    monkeypatch.setattr(block_module.Block, "limit", lambda self, flat: None)
+    for one, other in zip(step(ahead=True), usual, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_weights_made_ahead_are_used_once_and_forgotten_by_another_draw() -> None:
+    model = br.bayesianize(nn.Linear(3, 2), br.Gaussian(0.5))
+    x = torch.ones(1, 3)
+    with model.hold():
+        model.resample()
+        model.prepare()
+        drawn = model(x)
+        assert torch.equal(drawn, model(x))
+        model.prepare()
+        with model.weights("mean"):
+            mean = model(x)
+        assert torch.equal(mean, model.eval()(x))
+        model.train().prepare()
+        model.resample()
+        assert not torch.equal(drawn, model(x))

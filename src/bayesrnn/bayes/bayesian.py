@@ -59,13 +59,15 @@ class Bayesian(nn.Module):
         self._looked = False  # the present draw has looked at the data
         self._look: Look | None = None  # the last one, where gradients go through it
         self._leaves: Leaves = {}  # theta while gradients are taken at it
+        self._ready: Mapping[Block, Tensors] | None = None  # theta of the coming forward
 
     # --- drawing --------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self.binding.place_weights()
-        with self.binding.bound(self._weights(), self._tuning.dtype):
+        weights, self._ready = self._ready or self._weights(), None
+        with self.binding.bound(weights, self._tuning.dtype):
             held = self._holding or self._looked
             for mask in self._masks:  # part of the draw: on with it, and held with it
                 mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
@@ -81,7 +83,7 @@ class Bayesian(nn.Module):
         wanted = self._holding or self._keep  # a draw that is still to be used afterwards
         held = [block.noise for block in self.each_block()] if wanted else None
         masks = [mask.held for mask in self._masks]
-        self._mode, self._holding, self._keep = which, True, False
+        self._mode, self._holding, self._keep, self._ready = which, True, False, None
         try:
             yield
         finally:
@@ -119,7 +121,7 @@ class Bayesian(nn.Module):
         torch's own, and differs between the ranks of a process group.
         """
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
-        self._look, self._looked = None, False
+        self._look, self._looked, self._ready = None, False, None
         if looking and nll is None and self.training:
             raise RuntimeError(
                 f"a {looking[0].posterior.kind} posterior looks at the data: call "
@@ -143,6 +145,12 @@ class Bayesian(nn.Module):
         self._keep = self._drawn = True
         if looking and nll is not None:
             self._look_at_data(looking, nll, generator)
+
+    def prepare(self) -> None:
+        """Make the weights of the next forward now: a KL asked for before it then finds what it
+        needs of them."""
+        self.binding.place_weights()
+        self._ready = self._weights()
 
     def _uses_mean(self) -> bool:
         return self._mode == "mean" or (self._mode == "auto" and not self.training)
@@ -401,5 +409,5 @@ class Bayesian(nn.Module):
             yield hyper
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without the last look, which holds on to its batch."""
-        return {**self.__dict__, "_look": None}
+        """For a copy: without the last look, which holds on to its batch, and weights in a graph."""
+        return {**self.__dict__, "_look": None, "_ready": None}

@@ -187,8 +187,8 @@ class Block(nn.Module):
         if not noise and self.placement is None and self.tuning.dtype in (None, loc.dtype):
             flat = self.kept(self.posterior.draw(parameters, noise).detach())
             return tuple(self.layout.split(flat).values())
-        wanted = prior is not None and prior.grouped and self.limit(loc) is not None
-        summary = Summary(parameters, noise) if wanted and "eps" in noise else None
+        wanted = prior is not None and "eps" in noise and self._sums_with_draw(prior, loc)
+        summary = Summary(parameters, noise) if wanted else None
         outers, outs = self._new_theta(loc)
         run = self.run(draw_pass)
         for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
@@ -200,6 +200,12 @@ class Block(nn.Module):
             summary.add(piece, *found, prior)
         self.summary = summary
         return outers
+
+    def _sums_with_draw(self, prior: Prior, loc: Tensor) -> bool:
+        """Whether the draw's pass finds the sums of the prior's groups on its way: in pieces always,
+        elsewhere where a group is a row (sums down the columns take a kernel that draws slowly)."""
+        by_rows = not any(prior.reaches(w.shape, w.axis) for w in self.layout.weights)
+        return prior.grouped and (by_rows or self.limit(loc) is not None)
 
     # --- where a draw lies ----------------------------------------------------------------------
 

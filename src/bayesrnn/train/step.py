@@ -254,6 +254,7 @@ class Step:
         rides on the loss's. (On a CPU the KL needs what the draw finds on its way.)"""
         if self._stream is None or any(hyper.learnt() for hyper in self.model.each_prior()):
             return None
+        self.model.prepare()
         with self.model.beside(), torch.no_grad():
             return Known(self.model.kl(self.objective.kl), self.model.local_kl())
 
