@@ -114,6 +114,9 @@ class Evaluations:
             for rate in plan["bound_rates"]:
                 yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
             yield "test_bound_de_chosen", lambda: self.bound("test", self.chosen("valid_bound_de"))
+            for rate in plan["bound_variance_rates"]:
+                yield f"valid_bound_dv_{rate:g}", partial(self.bound, "valid", rate, True)
+            yield "test_bound_dv_chosen", self.bound_by_variance
         if not self.points or self.masked:
             yield "valid_mc", partial(self.perplexity, "valid", self.draws)
             yield "gap_more", partial(self.gap, plan["gap_draws_more"])
@@ -150,15 +153,19 @@ class Evaluations:
         """How wide to look: `evaluate --sharpened --look search`."""
         return asdict(search_look(self.model, self._shaped("valid"), LOOK_AT))
 
-    def bound(self, split: str, rate: float = 0.0) -> Figures:
-        """`evaluate --sharpened --look WIDTH [--dynamic RATE]`, in the shape of the training; with
-        the looks of the training where no width was chosen."""
+    def bound(self, split: str, rate: float = 0.0, by_variance: bool = False) -> Figures:
+        """`evaluate --sharpened --look WIDTH [--dynamic RATE [--by-variance]]`, in the shape of the
+        training; with the looks of the training where no width was chosen."""
         model, found = self.model, self.done.get("look", {})
         if found:
             model = looking(model, LOOK_AT, found["look"], self.recipe.train.streams)
         generator = torch.Generator(self.device).manual_seed(1)
-        bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, rate=rate)
+        how = {"rate": rate, "by_variance": by_variance}
+        bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, **how)
         return {"look": found.get("look"), **asdict(bound)}
+
+    def bound_by_variance(self) -> Figures:
+        return self.bound("test", self.chosen("valid_bound_dv"), True)
 
     def _shaped(self, split: str) -> StreamLoader:
         train = self.recipe.train

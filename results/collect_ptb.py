@@ -58,9 +58,9 @@ def figures_of(job: Job) -> dict[str, Figure]:
             perplexity(f"{split}_mean", split, f"--split {split}")
         name, rate = dynamic(found, split, bound)
         perplexity(f"{split}_de", name, f"--split {split}{flag} --dynamic {rate:g}", unit)
-        name, rate = dynamic(found, split, "", "dv")
-        options = f"--split {split} --dynamic {rate:g} --by-variance"
-        perplexity(f"{split}_de_by_variance", name, options)
+        name, rate = dynamic(found, split, bound, "dv")
+        options = f"--split {split}{flag} --dynamic {rate:g} --by-variance"
+        perplexity(f"{split}_de_by_variance", name, options, unit)
         if not bound:
             perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
             name, rate = dynamic(found, split, "_bound")

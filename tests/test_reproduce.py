@@ -99,6 +99,7 @@ def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) ->
     assert found["valid_bound"]["kl"] > 0
     assert found["valid_bound_de"]["rate"] == 0.1
     assert found["test_bound_de_chosen"]["rate"] in (0.1, 0.3)
+    assert found["test_bound_dv_chosen"]["by_variance"]
     assert "prune_80_retrained" not in found
 
 

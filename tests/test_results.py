@@ -309,6 +309,7 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     assert (found["valid"], found["test"]) == (76.5, 73.5)
     assert (found["valid_mean"], found["test_mean"]) == (77.0, 74.0)
     assert (found["valid_de"], found["test_de"]) == (72.0, 69.0)
+    assert (found["valid_de_by_variance"], found["test_de_by_variance"]) == (70.0, 67.0)
     assert found["valid_epoch1"] == 230.0
     assert "prune_80" not in found
     command = summary["ptb.sharpened.test_de"]["command"]

@@ -409,5 +409,5 @@ class Bayesian(nn.Module):
             yield hyper
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without the last look, which holds on to its batch, and weights in a graph."""
+        """For a copy: without what belongs to a batch or a graph."""
         return {**self.__dict__, "_look": None, "_ready": None}

@@ -202,8 +202,8 @@ class Block(nn.Module):
         return outers
 
     def _sums_with_draw(self, prior: Prior, loc: Tensor) -> bool:
-        """Whether the draw's pass finds the sums of the prior's groups on its way: in pieces always,
-        elsewhere where a group is a row (sums down the columns take a kernel that draws slowly)."""
+        """Whether the draw's pass finds the sums of the prior's groups on its way: in pieces
+        always, elsewhere where a group is a row (a kernel that adds up columns draws slowly)."""
         by_rows = not any(prior.reaches(w.shape, w.axis) for w in self.layout.weights)
         return prior.grouped and (by_rows or self.limit(loc) is not None)
 
