@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from bayesrnn.bayes.charge import Charge, Summary, state_of
 from bayesrnn.bayes.kl import exact_pair
 from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
-from bayesrnn.bayes.passes import draw_pass, further_pass, gradient_pass, viewed, widened
+from bayesrnn.bayes.passes import (
+    draw_pass,
+    draw_row_pass,
+    further_pass,
+    gradient_pass,
+    viewed,
+    widened,
+)
 from bayesrnn.bayes.placement import Placement
 from bayesrnn.bayes.posterior import Posterior, Tensors
 from bayesrnn.bayes.prior import Prior
@@ -187,25 +194,24 @@ class Block(nn.Module):
         if not noise and self.placement is None and self.tuning.dtype in (None, loc.dtype):
             flat = self.kept(self.posterior.draw(parameters, noise).detach())
             return tuple(self.layout.split(flat).values())
-        wanted = prior is not None and "eps" in noise and self._sums_with_draw(prior, loc)
-        summary = Summary(parameters, noise) if wanted else None
         outers, outs = self._new_theta(loc)
-        run = self.run(draw_pass)
+        summary = None
+        if prior is not None and prior.grouped and "eps" in noise:
+            summary = Summary(parameters, noise)
         for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
+            weight, given = piece.weight, (self.posterior, tensors, random, out)
             if summary is None or prior is None:
-                run(self.posterior, tensors, random, out)
-                continue
-            found = run(self.posterior, tensors, random, out, prior, piece.weight.axis, piece.shape)
-            assert found is not None
-            summary.add(piece, *found, prior)
+                self.run(draw_pass)(*given)
+            elif self.limit(loc) is not None or not prior.reaches(weight.shape, weight.axis):
+                found = self.run(draw_pass)(*given, prior, weight.axis, piece.shape)
+                assert found is not None
+                summary.add(piece, *found, prior)
+            elif self.posterior.looks_at_data:
+                self.run(draw_pass)(*given)  # and the KL is not that of what lies there
+            else:  # a kernel that adds up columns draws slowly: that can wait
+                summary.lay(weight, self.run(draw_row_pass)(*given), out)
         self.summary = summary
         return outers
-
-    def _sums_with_draw(self, prior: Prior, loc: Tensor) -> bool:
-        """Whether the draw's pass finds the sums of the prior's groups on its way: in pieces
-        always, elsewhere where a group is a row (a kernel that adds up columns draws slowly)."""
-        by_rows = not any(prior.reaches(w.shape, w.axis) for w in self.layout.weights)
-        return prior.grouped and (by_rows or self.limit(loc) is not None)
 
     # --- where a draw lies ----------------------------------------------------------------------
 

@@ -29,19 +29,28 @@ class Summary:
         self._noise = noise  # held, so that no other noise can take its place in memory
         self._state = state_of(parameters)
         self._parts: dict[str, list[Tensor]] = {}
+        self.theta: dict[str, Tensor] = {}
         self.log_q: Tensor | float = 0.0
 
     def fits(self, parameters: Tensors, noise: Tensors) -> bool:
         """Whether it is the same noise, and the learnt tensors have not changed since."""
         return self._noise is noise and self._state == state_of(parameters)
 
-    def add(self, piece: Piece, of_q: Tensor, part: Tensor, prior: Prior) -> None:
+    def add(self, piece: Piece, of_q: Tensor | float, part: Tensor, prior: Prior) -> None:
         self.log_q = self.log_q + of_q
         parts = self._parts.setdefault(piece.weight.name, [])
         if parts and prior.reaches(piece.weight.shape, piece.weight.axis):
             parts[0] = parts[0] + part
         else:
             parts.append(part)
+
+    def lay(self, weight: Weight, of_q: Tensor, theta: Tensor) -> None:
+        """Note log q of a whole weight, and where the draw lies that its sums can be taken of."""
+        self.log_q = self.log_q + of_q
+        self.theta[weight.name] = theta
+
+    def lacks(self, weight: Weight) -> bool:
+        return weight.name not in self._parts
 
     def sums(self, weight: Weight) -> Tensor:
         parts = self._parts[weight.name]

@@ -16,6 +16,7 @@ from bayesrnn.bayes.passes import (
     local_pass,
     look,
     settle_pass,
+    sums_pass,
     value_pass,
     viewed,
     weigh_pass,
@@ -222,15 +223,25 @@ def _by_groups(block: Block, parameters: Tensors, charge: Charge, values: Values
 
 
 def _summary(block: Block, parameters: Tensors, noise: Tensors, prior: Prior) -> Summary:
-    """What the draw has noted of its groups, or else by a pass of its own."""
-    if block.summary is None or not block.summary.fits(parameters, noise):
-        block.summary = Summary(parameters, noise)
-        weigh = block.run(weigh_pass)
-        for piece, tensors, random in block.cut(parameters, noise):
+    """What the draw has noted of its groups; the rest is found here."""
+    summary = block.summary
+    if summary is None or not summary.fits(parameters, noise):
+        summary = block.summary = Summary(parameters, noise)
+    lacking = [weight for weight in block.layout.weights if summary.lacks(weight)]
+    if not lacking:
+        return summary
+    for piece, tensors, random in block.cut(parameters, noise):
+        weight, theta = piece.weight, summary.theta.get(piece.weight.name)
+        if weight not in lacking:
+            continue
+        if theta is None:
             shaped = viewed(tensors, piece.shape), viewed(random, piece.shape)
-            found = weigh(block.posterior, *shaped, prior, piece.weight.axis)
-            block.summary.add(piece, *found, prior)
-    return block.summary
+            found = block.run(weigh_pass)(block.posterior, *shaped, prior, weight.axis)
+            summary.add(piece, *found, prior)
+        else:
+            part = block.run(sums_pass)(prior, theta, weight.axis, weight.shape)
+            summary.add(piece, 0.0, part, prior)
+    return summary
 
 
 def _pruned(block: Block, parameters: Tensors, noise: Tensors) -> Draw:

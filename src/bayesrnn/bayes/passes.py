@@ -30,6 +30,18 @@ def draw_pass(
     return weigh(draw, prior, axis)
 
 
+def draw_row_pass(posterior: Posterior, tensors: Tensors, noise: Tensors, out: Tensor) -> Tensor:
+    """theta into `out`, and log q, whose terms are added up along the rows that are written."""
+    draw = look(posterior, viewed(tensors, out.shape), viewed(noise, out.shape))
+    out.copy_(draw.theta)
+    return log_q(draw, lambda terms: terms.sum(-1).sum()).double()
+
+
+def sums_pass(prior: Prior, theta: Tensor, axis: int | None, shape: Sequence[int]) -> Tensor:
+    """What `settle` needs of a draw, from the draw as it lies."""
+    return prior.sums(widened(theta).reshape(shape), axis)
+
+
 def look(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Draw:
     loc, scale, eps = posterior.mean(tensors), posterior.std(tensors), noise.get("eps")
     if scale is None or eps is None:
