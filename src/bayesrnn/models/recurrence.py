@@ -1,7 +1,7 @@
 """One recurrent layer step by step, for masks that act inside its recurrence.
 
 A step is one product with the state, and one function of tensors for all the rest: on a GPU, which
-such small steps leave waiting for launches, one kernel. Autograd would take the gradient of the
+such small steps leave waiting for launches, few kernels. Autograd would take the gradient of the
 recurrent weights step by step and add up the parts; here it is one product over all steps.
 """
 
@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.engine import compiled
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1}  # by nn.RNNBase.mode
-State = tuple[Tensor, ...]
-"""h [B, H], and the memory c [B, H] of an LSTM."""
+Memory = tuple[Tensor, ...]
+"""What a cell takes along inside: an LSTM its c [B, H], a GRU its h, an RNN nothing."""
 
 
 class Masks(NamedTuple):
-    """Of what the gates hear of the state, [B, H] or for each gate [gates, B, H]; of the cells."""
+    """Of what the gates hear of h, [B, H] or one a gate [gates, B, H]; and of an LSTM's cells."""
 
     heard: Tensor | None
     cell: Tensor | None
@@ -46,42 +45,59 @@ def step_by_step(
     [torch.Size([7, 2, 4]), torch.Size([2, 4])]
     """
     gates = GATES[mode]
-    if z_h is None or len(z_h) == 1:
-        z_h = z_h if z_h is None else z_h[0]
+    if z_h is None or len(z_h) == 1:  # one product for all gates
+        z_h = None if z_h is None else z_h[0]
         if read.dim() == 4:
             read = read.permute(1, 2, 0, 3).flatten(-2)
-    else:
+    else:  # a batch of products, one a gate
         weight, bias = weight.unflatten(0, (gates, -1)), bias.view(gates, 1, -1)
         if read.dim() == 3:
             read = read.unflatten(-1, (gates, -1)).permute(2, 0, 1, 3)
-    masks = Masks(z_h, z_c)
+    masks, h, memory = Masks(z_h, z_c), state[0], tuple(state[:1] if mode == "GRU" else state[1:])
     if torch.compiler.is_compiling():  # then the compiler finds the gradients
-        return list(_run(mode, False, masks, read, weight, bias, tuple(state))[0])
-    fuse = read.is_cuda and torch.is_grad_enabled()
-    return list(_Recurrence.apply(mode, fuse, masks, read, weight, bias, *state))
+        outputs, last = _run(mode, False, masks, read, weight, bias, h, memory)[:2]
+    else:
+        fuse = read.is_cuda and torch.is_grad_enabled()
+        outputs, *last = _Recurrence.apply(mode, fuse, masks, read, weight, bias, h, *memory)
+    return [outputs, outputs[-1], *last[: len(state) - 1]]
+
+
+class Run(NamedTuple):
+    """All steps: outputs [T, B, H]; and of each step its product and the memory before it."""
+
+    outputs: Tensor
+    last: Memory
+    products: list[Tensor]
+    memories: list[Memory]
 
 
 def _run(
-    mode: str, fuse: bool, masks: Masks, read: Tensor, weight: Tensor, bias: Tensor, state: State
-) -> tuple[tuple[Tensor, ...], list[Tensor], list[State]]:
-    """Outputs and last state; the products of all steps, and the states before them."""
+    mode: str,
+    fuse: bool,
+    masks: Masks,
+    read: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    h: Tensor,
+    memory: Memory,
+) -> Run:
     step = compiled(_step) if fuse else _step
-    heard = state[0] if masks.heard is None else state[0] * masks.heard
-    products, states = [], [state]
+    heard = h if masks.heard is None else h * masks.heard
+    outputs, products, memories = [], [], []
     for from_input in read.unbind(-3):
         products.append(heard @ weight.mT)
-        state, heard = step(mode, masks, from_input, products[-1], bias, state)
-        states.append(state)
-    outputs = torch.stack([each[0] for each in states[1:]])
-    return (outputs, *state), products, states[:-1]
+        memories.append(memory)
+        h, heard, memory = step(mode, masks, from_input, products[-1], bias, memory)
+        outputs.append(h)
+    return Run(torch.stack(outputs), memory, products, memories)
 
 
 def _step(
-    mode: str, masks: Masks, from_input: Tensor, product: Tensor, bias: Tensor, state: State
-) -> tuple[State, Tensor]:
-    """The next state, and what the gates hear of it."""
-    state = _cell(mode, masks.cell, from_input, product, bias, state)
-    return state, state[0] if masks.heard is None else state[0] * masks.heard
+    mode: str, masks: Masks, from_input: Tensor, product: Tensor, bias: Tensor, memory: Memory
+) -> tuple[Tensor, Tensor, Memory]:
+    """h, what the gates hear of it, and the memory."""
+    h, memory = _cell(mode, masks.cell, from_input, product, bias, memory)
+    return h, h if masks.heard is None else h * masks.heard, memory
 
 
 def _cell(
@@ -90,23 +106,24 @@ def _cell(
     from_input: Tensor,
     product: Tensor,
     bias: Tensor,
-    state: State,
-) -> State:
-    """The next state, from what the gates take from the input and from the state."""
-    s = product + bias
+    memory: Memory,
+) -> tuple[Tensor, Memory]:
+    """h and the memory, from what the gates take from the input and from the state before."""
+    from_state = product + bias
     if mode == "LSTM":
-        i, f, g, o = _each(mode, from_input + s)
-        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        i, f, g, o = _each(mode, from_input + from_state)
+        c = f.sigmoid() * memory[0] + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         # Moon et al.: a dropped cell remembers and gives nothing. The others are scaled where they
         # are read; scaled at every step they would grow without bound.
-        return (h, c) if z_c is None else (h * z_c, c * (z_c != 0))
+        return (h, (c,)) if z_c is None else (h * z_c, (c * (z_c != 0),))
     if mode == "GRU":
-        (a_r, a_u, a_n), (s_r, s_u, s_n) = _each(mode, from_input), _each(mode, s)
+        (a_r, a_u, a_n), (s_r, s_u, s_n) = _each(mode, from_input), _each(mode, from_state)
         r, u = (a_r + s_r).sigmoid(), (a_u + s_u).sigmoid()
         n = (a_n + r * s_n).tanh()
-        return ((1 - u) * n + u * state[0],)
-    return ((from_input + s).tanh(),)
+        h = (1 - u) * n + u * memory[0]
+        return h, (h,)
+    return (from_input + from_state).tanh(), ()
 
 
 def _each(mode: str, x: Tensor) -> tuple[Tensor, ...]:
@@ -127,43 +144,47 @@ class _Recurrence(torch.autograd.Function):
         read: Tensor,
         weight: Tensor,
         bias: Tensor,
-        *state: Tensor,
+        h: Tensor,
+        *memory: Tensor,
     ) -> tuple[Tensor, ...]:
-        given, products, states = _run(mode, fuse, masks, read, weight, bias, state)
-        ctx.mode, ctx.fuse, ctx.steps = mode, fuse, len(products)
-        parts = (part for each in states for part in each)
-        ctx.save_for_backward(*masks, read, weight, bias, *products, *parts)
-        return given
+        bias, *start = (part.detach() for part in (bias, *memory))  # one kind: compiled once
+        run = _run(mode, fuse, masks, read, weight, bias, h, tuple(start))
+        ctx.mode, ctx.fuse = mode, fuse
+        parts = [part for each in run.memories for part in each]
+        ctx.save_for_backward(*masks, read, weight, bias, h, run.outputs, *run.products, *parts)
+        return run.outputs, *run.last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
-        z_h, z_c, read, weight, bias, *rest = ctx.saved_tensors
-        masks, products, parts = Masks(z_h, z_c), rest[: ctx.steps], rest[ctx.steps :]
-        states = [tuple(parts[k : k + len(d_last)]) for k in range(0, len(parts), len(d_last))]
+        if torch.is_grad_enabled():  # as create_graph=True has it
+            raise RuntimeError("a masked recurrence has no second derivatives")
+        z_h, z_c, read, weight, bias, h, outputs, *rest = ctx.saved_tensors
+        n = len(outputs)
+        products, parts = rest[:n], iter(rest[n:])
+        memories = [tuple(next(parts) for _ in d_last) for _ in range(n)]
         back = compiled(_back) if ctx.fuse else _back
-        d_state = tuple(part.contiguous() for part in d_last)
-        d_heard = torch.zeros_like(states[0][0] if z_h is None else z_h)
+        d_memory = tuple(part.contiguous() for part in d_last)
+        d_heard = torch.zeros_like(h if z_h is None else z_h)
         d_reads, d_products = [], []
-        steps = zip(read.unbind(-3), products, states, d_outputs.contiguous().unbind(), strict=True)
-        for from_input, product, before, d_output in reversed(list(steps)):
-            d_read, d_product, d_state = back(
-                ctx.mode, masks, from_input, product, bias, before, d_output, d_state, d_heard
+        steps = (read.unbind(-3), products, memories, d_outputs.contiguous().unbind())
+        for from_input, product, memory, d_output in reversed(list(zip(*steps, strict=True))):
+            d_read, d_product, d_memory = back(
+                *(ctx.mode, Masks(z_h, z_c), from_input, product, bias, memory),
+                *(d_output, d_heard, d_memory),
             )
             d_heard = d_product @ weight
             d_reads.append(d_read)
             d_products.append(d_product)
-        d_state = (d_state[0] + _unheard(d_heard, z_h), *d_state[1:])
         d_product = torch.stack(d_products[::-1], dim=-3)  # [T, B, gates * H] or [gates, T, B, H]
         d_weight = d_bias = None
         if ctx.needs_input_grad[4]:
-            h = torch.stack([each[0] for each in states])
-            heard = h if z_h is None else h * z_h.unsqueeze(-3)
+            heard = torch.cat([h[None], outputs[:-1]])
+            heard = heard if z_h is None else heard * z_h.unsqueeze(-3)
             d_weight = d_product.flatten(-3, -2).mT @ heard.flatten(-3, -2)
         if ctx.needs_input_grad[5]:
             d_bias = d_product.sum((-3, -2)).view_as(bias)
         d_read = torch.stack(d_reads[::-1], dim=-3)
-        return None, None, None, d_read, d_weight, d_bias, *d_state
+        return None, None, None, d_read, d_weight, d_bias, _unheard(d_heard, z_h), *d_memory
 
 
 def _back(
@@ -172,21 +193,20 @@ def _back(
     from_input: Tensor,
     product: Tensor,
     bias: Tensor,
-    state: State,
+    memory: Memory,
     d_output: Tensor,
-    d_state: State,
     d_heard: Tensor,
-) -> tuple[Tensor, Tensor, State]:
-    """The gradients of what a step reads, of its product and of the state before it, where
-    `d_output`, `d_state` and `d_heard` are those of the state after it, by who reads it."""
-
-    def cell(a: Tensor, s: Tensor, *before: Tensor) -> State:
-        return _cell(mode, masks.cell, a, s, bias, before)
-
-    d_h = d_state[0] + d_output + _unheard(d_heard, masks.heard)
-    _, pull = torch.func.vjp(cell, from_input, product, *state)
-    d_read, d_product, *d_before = pull((d_h, *d_state[1:]))
-    return d_read, d_product, tuple(d_before)
+    d_memory: Memory,
+) -> tuple[Tensor, Tensor, Memory]:
+    """The gradients of what a step takes from the input, of its product and of the memory before
+    it, from those of what it gives: its output, what the gates hear of that, and its memory."""
+    pull = torch.func.vjp(
+        lambda a, s, before: _cell(mode, masks.cell, a, s, bias, before),
+        *(from_input, product, memory),
+    )[1]
+    d_h = d_output + _unheard(d_heard, masks.heard)
+    gradients: tuple[Tensor, Tensor, Memory] = pull((d_h, d_memory))
+    return gradients
 
 
 def _unheard(d_heard: Tensor, z_h: Tensor | None) -> Tensor:
