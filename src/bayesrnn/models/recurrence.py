@@ -6,6 +6,7 @@ recurrent weights step by step and add up the parts; here it is one product over
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -95,35 +96,37 @@ def _run(
 def _step(
     mode: str, masks: Masks, from_input: Tensor, product: Tensor, bias: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor, Memory]:
-    """h, what the gates hear of it, and the memory."""
-    h, memory = _cell(mode, masks.cell, from_input, product, bias, memory)
+    """h, what the gates hear of it, and the memory; from what the gates take from the input and
+    from the state before, and the memory before."""
+    gates = _gates(mode, from_input, product + bias)
+    if mode == "LSTM":
+        i, f, g, o = gates
+        c = f * memory[0] + i * g
+        h = o * c.tanh()
+        if masks.cell is not None:
+            # Moon et al.: a dropped cell remembers and gives nothing. The others are scaled where
+            # they are read; scaled at every step they would grow without bound.
+            h, c = h * masks.cell, c * (masks.cell != 0)
+        memory = (c,)
+    elif mode == "GRU":
+        _, u, n, _ = gates
+        h = (1 - u) * n + u * memory[0]
+        memory = (h,)
+    else:
+        (h,) = gates
     return h, h if masks.heard is None else h * masks.heard, memory
 
 
-def _cell(
-    mode: str,
-    z_c: Tensor | None,
-    from_input: Tensor,
-    product: Tensor,
-    bias: Tensor,
-    memory: Memory,
-) -> tuple[Tensor, Memory]:
-    """h and the memory, from what the gates take from the input and from the state before."""
-    from_state = product + bias
+def _gates(mode: str, from_input: Tensor, from_state: Tensor) -> tuple[Tensor, ...]:
+    """i, f, g, o of an LSTM; r, u, n of a GRU and what n takes from the state; h of an RNN."""
     if mode == "LSTM":
         i, f, g, o = _each(mode, from_input + from_state)
-        c = f.sigmoid() * memory[0] + i.sigmoid() * g.tanh()
-        h = o.sigmoid() * c.tanh()
-        # Moon et al.: a dropped cell remembers and gives nothing. The others are scaled where they
-        # are read; scaled at every step they would grow without bound.
-        return (h, (c,)) if z_c is None else (h * z_c, (c * (z_c != 0),))
+        return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     if mode == "GRU":
         (a_r, a_u, a_n), (s_r, s_u, s_n) = _each(mode, from_input), _each(mode, from_state)
         r, u = (a_r + s_r).sigmoid(), (a_u + s_u).sigmoid()
-        n = (a_n + r * s_n).tanh()
-        h = (1 - u) * n + u * memory[0]
-        return h, (h,)
-    return (from_input + from_state).tanh(), ()
+        return r, u, (a_n + r * s_n).tanh(), s_n
+    return ((from_input + from_state).tanh(),)
 
 
 def _each(mode: str, x: Tensor) -> tuple[Tensor, ...]:
@@ -183,7 +186,7 @@ class _Recurrence(torch.autograd.Function):
             d_weight = d_product.flatten(-3, -2).mT @ heard.flatten(-3, -2)
         if ctx.needs_input_grad[5]:
             d_bias = d_product.sum((-3, -2)).view_as(bias)
-        d_read = torch.stack(d_reads[::-1], dim=-3)
+        d_read = torch.stack(d_reads[::-1], dim=-3) if ctx.mode == "GRU" else d_product
         return None, None, None, d_read, d_weight, d_bias, _unheard(d_heard, z_h), *d_memory
 
 
@@ -200,13 +203,27 @@ def _back(
 ) -> tuple[Tensor, Tensor, Memory]:
     """The gradients of what a step takes from the input, of its product and of the memory before
     it, from those of what it gives: its output, what the gates hear of that, and its memory."""
-    pull = torch.func.vjp(
-        lambda a, s, before: _cell(mode, masks.cell, a, s, bias, before),
-        *(from_input, product, memory),
-    )[1]
+    of_sigmoid, of_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+    join = torch.stack if product.dim() == 3 else partial(torch.cat, dim=-1)
+    gates = _gates(mode, from_input, product + bias)
     d_h = d_output + _unheard(d_heard, masks.heard)
-    gradients: tuple[Tensor, Tensor, Memory] = pull((d_h, d_memory))
-    return gradients
+    if mode == "LSTM":
+        (i, f, g, o), (c,), (d_c,) = gates, memory, d_memory
+        given = (f * c + i * g).tanh()
+        if masks.cell is not None:
+            d_h, d_c = d_h * masks.cell, d_c * (masks.cell != 0)
+        d_c = d_c + of_tanh(d_h * o, given)
+        d_i, d_f, d_g = of_sigmoid(d_c * g, i), of_sigmoid(d_c * c, f), of_tanh(d_c * i, g)
+        d_product = join([d_i, d_f, d_g, of_sigmoid(d_h * given, o)])
+        return d_product, d_product, (d_c * f,)
+    if mode == "GRU":
+        r, u, n, s_n = gates
+        d_h = d_h + d_memory[0]
+        d_n = of_tanh(d_h * (1 - u), n)
+        d_r, d_u = of_sigmoid(d_n * s_n, r), of_sigmoid(d_h * (memory[0] - n), u)
+        return join([d_r, d_u, d_n]), join([d_r, d_u, d_n * r]), (d_h * u,)
+    d_product = of_tanh(d_h, gates[0])
+    return d_product, d_product, ()
 
 
 def _unheard(d_heard: Tensor, z_h: Tensor | None) -> Tensor:
