@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
+from bayesrnn.models.recurrence import GATES, step_by_step
 
 Kind = Literal["variational", "naive"]
 Noise = Literal["bernoulli", "gaussian"]
 Mode = Literal["auto", "off", "held"]
 
 RATES = ("input", "recurrent", "output", "word", "cell", "connect")
-GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1}  # by nn.RNNBase.mode
 
 
 @dataclass(frozen=True)
@@ -274,13 +274,8 @@ class MaskedRNN(nn.Module):
             x, z_x = x * z_x, None
         if z_x is None and z_h is None and z_c is None:
             return self._kernel(x, state, [w_ih, w_hh, b_ih, b_hh])
-        return self._loop(
-            self._read(x, z_x, w_ih) + b_ih.view(self.gates, -1),
-            state,
-            (w_hh, b_hh.view(self.gates, -1)),
-            z_h,
-            z_c,
-        )
+        read = self._read(x, z_x, w_ih, b_ih)
+        return step_by_step(self.mode, read, state, w_hh, b_hh, z_h, z_c)
 
     def _kernel(self, x: Tensor, state: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
         """One layer on the device's own kernels."""
@@ -298,48 +293,15 @@ class MaskedRNN(nn.Module):
             y, *last = run(x, start[0], *options)
         return [y, *(part.squeeze(0) for part in last)]
 
-    def _loop(
-        self,
-        read: Tensor,  # [T, B, gates, H]: what the gates take from the input
-        state: list[Tensor],
-        recurrent: tuple[Tensor, Tensor],
-        z_h: Tensor | None,
-        z_c: Tensor | None,
-    ) -> list[Tensor]:
-        """One layer step by step; gates in torch's order."""
-        weight, bias = recurrent
-        h, *memory = state
-        c = memory[0] if memory else h
-        outputs = []
-        for from_input in read.unbind():
-            from_state = self._read(h, z_h, weight) + bias
-            if self.mode == "LSTM":
-                i, f, g, o = (from_input + from_state).unbind(-2)
-                c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-                h = o.sigmoid() * c.tanh()
-                if z_c is not None:
-                    # Moon et al.: a dropped cell remembers and gives nothing. The others are scaled
-                    # where they are read; scaled at every step they would grow without bound.
-                    c, h = c * (z_c != 0), h * z_c
-            elif self.mode == "GRU":
-                r, u = (from_input + from_state)[..., :2, :].sigmoid().unbind(-2)
-                n = (from_input[..., 2, :] + r * from_state[..., 2, :]).tanh()
-                h = (1 - u) * n + u * h
-            else:
-                h = (from_input + from_state).squeeze(-2).tanh()
-            outputs.append(h)
-        return [torch.stack(outputs), h, c] if memory else [torch.stack(outputs), h]
-
-    def _read(self, x: Tensor, mask: Tensor | None, weight: Tensor) -> Tensor:
-        """W_g (x * z_g) of each gate g: [..., B, units] to [..., B, gates, H].
-
-        The mask is [1, B, units], or [gates, B, units] where each gate has its own.
-        """
-        if mask is None or len(mask) == 1:
-            masked = x if mask is None else x * mask[0]
-            return F.linear(masked, weight).unflatten(-1, (self.gates, -1))
-        by_gate = (x.unsqueeze(-3) * mask) @ weight.unflatten(0, (self.gates, -1)).mT
-        return by_gate.transpose(-3, -2)
+    def _read(self, x: Tensor, mask: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+        """W x + b of all gates [T, B, gates * H], or W_g (x * z_g) + b_g of each gate g
+        [gates, T, B, H], where each has its own mask [gates, B, units]."""
+        if mask is None:
+            return F.linear(x, weight, bias)
+        # One product a gate over all steps: torch would copy the weights for each step of more.
+        masked = (x * mask.unsqueeze(1)).flatten(1, 2)
+        weight, bias = (w.unflatten(0, (self.gates, -1)) for w in (weight, bias))
+        return torch.baddbmm(bias.unsqueeze(1), masked, weight.mT).unflatten(1, x.shape[:2])
 
 
 def fold(weight: Tensor, mask: Tensor | None) -> Tensor:
