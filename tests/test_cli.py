@@ -220,6 +220,15 @@ def test_generate_writes_the_same_text_for_the_same_seed(cli: Cli, finished: Pat
     assert drawn["text"] != found["text"]
 
 
+def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
+    assert not cli("generate", finished, "--prompt", "w1 w2", "--tokens", 3).err
+    told = cli("generate", finished, "--prompt", "w1 zebra apple zebra", "--tokens", 3)
+    assert told.code == 0
+    assert told.err == (
+        "note: the model does not know 'apple', 'zebra' of the prompt, and reads <unk> there\n"
+    )
+
+
 # --- bad input to train ----------------------------------------------------------------------
 
 

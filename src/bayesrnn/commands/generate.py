@@ -1,6 +1,7 @@
 """`bayesrnn generate`."""
 
 import json
+import sys
 from typing import Annotated
 
 import torch
@@ -8,6 +9,8 @@ import typer
 
 from bayesrnn.commands.options import AsJson, RunFolder, Weights, recipe_of
 from bayesrnn.data import TextData
+from bayesrnn.data.text import tokenise
+from bayesrnn.data.vocabulary import UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import generate_text
 from bayesrnn.saving import load, load_vocabulary
@@ -37,8 +40,18 @@ def generate(
     if not isinstance(settings, TextData):
         raise UserError(f"{run} is a run on {settings.kind}, which writes no text")
     generator = torch.Generator().manual_seed(seed)
+    vocabulary = load_vocabulary(run)
+    unknown = sorted(
+        {t for piece in tokenise([prompt], settings) for t in piece if t not in vocabulary.index}
+    )
+    if unknown:
+        print(
+            f"note: the model does not know {', '.join(map(repr, unknown))} of the prompt, and "
+            f"reads {UNKNOWN} there",
+            file=sys.stderr,
+        )
     text = generate_text(
-        model, prompt, settings, load_vocabulary(run), tokens, temperature, weights, generator
+        model, prompt, settings, vocabulary, tokens, temperature, weights, generator
     )
     if as_json:
         print(json.dumps({"prompt": prompt, "text": text, "seed": seed, "weights": weights}))
