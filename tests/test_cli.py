@@ -220,6 +220,24 @@ def test_generate_writes_the_same_text_for_the_same_seed(cli: Cli, finished: Pat
     assert drawn["text"] != found["text"]
 
 
+def test_a_run_that_has_not_come_to_its_end_is_told_by_every_command(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert not cli("evaluate", run, "--json").err
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line)
+    (run / "metrics.jsonl").write_text("".join(lines[: first + 1]))
+    for command in ("evaluate", "generate", "uncertainty"):
+        told = cli(command, run)
+        assert told.code == 0
+        assert told.err.splitlines()[0] == (
+            f"note: the training of {run} is not finished, 1 of 2 epochs are to come; run its "
+            "train command again to go on"
+        )
+
+
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
     assert not cli("generate", finished, "--prompt", "w1 w2", "--tokens", 3).err
     told = cli("generate", finished, "--prompt", "w1 zebra apple zebra", "--tokens", 3)

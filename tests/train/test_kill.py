@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import read_folder
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import LEFTOVER
+from bayesrnn.train.run import LEFTOVER, epochs_missing
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -116,8 +117,11 @@ def test_a_run_asked_to_stop_saves_and_says_how_to_go_on(
     assert 0 < figures["steps"] == steps_saved(run) < 5000 * EPOCH
     facts = read_folder(checkpoint_folders(run)[-1], "checkpoint", "manifest.json")[1]
     assert facts["step"] == figures["steps"]
+    epochs = figures["epochs"]
+    assert epochs_missing(run, read_recipe(run / "recipe.toml")) == 5000 - epochs
 
     longer = {"train": {"epochs": 5000, "max_steps": figures["steps"] + 3}}
     outcome = train(small_recipe(tmp_path, **longer), run, quiet=True)
     assert (outcome.steps, outcome.finished) == (figures["steps"] + 3, True)
+    assert epochs_missing(run, read_recipe(run / "recipe.toml")) == 0
     assert f"resuming at step {figures['steps']} " in (run / "log.txt").read_text()

@@ -279,6 +279,7 @@ def test_metrics_are_lines_of_json_with_the_documented_keys(
     monkeypatch.setattr(loop, "LOG_STEPS", 8)
     train(small_recipe(tmp_path), tmp_path / "run", quiet=True)
     lines = [json.loads(s) for s in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines.pop() == {"kind": "end", "step": 2 * EPOCH, "epoch": 2}
     assert [(line["kind"], line["step"]) for line in lines] == [
         *(("step", 8), ("step", 16), ("epoch", EPOCH)),
         *(("step", 24), ("step", 32), ("step", 40), ("epoch", 2 * EPOCH)),

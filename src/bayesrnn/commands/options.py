@@ -1,6 +1,7 @@
 """What several commands take, and how it is checked."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextDa
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.train.run import epochs_missing
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
@@ -58,8 +60,16 @@ def check_file(path: Path | None) -> None:
 
 
 def recipe_of(run: Path, data: str) -> Recipe:
-    """A run's recipe, with its data read from `data` where that is given."""
+    """A run's recipe, with its data read from `data` where that is given. Says so where the run
+    has not come to its end."""
     recipe = read_recipe(run / "recipe.toml")
+    missing = epochs_missing(run, recipe)
+    if missing:
+        print(
+            f"note: the training of {run} is not finished, {missing} of {recipe.train.epochs} "
+            "epochs are to come; run its train command again to go on",
+            file=sys.stderr,
+        )
     return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
 
 

@@ -175,7 +175,9 @@ class Trainer:
                 self.average.put()  # the checkpoint has the weights to go on from
             save(self.model, self.run.model)  # even so: the last process may not have come to it
         finished = self._done()
-        if not finished:
+        if finished:
+            self.metrics.write({"kind": "end", "step": self.step, "epoch": self.epoch})
+        else:
             name = signal.Signals(self.stopped_by or 0).name
             self.reporter.say(
                 f"stopped by {name} at step {self.step}/{self.total}; saved. Run the same command "

@@ -125,6 +125,18 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return found
 
 
+def epochs_missing(run: Path, recipe: Recipe) -> int:
+    """How many epochs of a run's training are still to come; 0 where it has come to its end (or
+    says nothing of it)."""
+    if not (run / "metrics.jsonl").exists():
+        return 0
+    lines = read_metrics(run)
+    if lines and lines[-1]["kind"] == "end":
+        return 0
+    done = max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
+    return max(recipe.train.epochs - done, 0)
+
+
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard where it is installed."""
 
