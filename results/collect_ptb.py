@@ -5,14 +5,15 @@
     python results/collect_ptb.py --check   # write nothing; exit 1 when summary.json differs
 
 results/ptb/MODEL.json holds all seeds of a model, speed.json the speeds, and search.json what was
-tried with other settings (jobs with overrides), its validation figures alone. A job that was taken
-in before is replaced. An entry of the summary whose log is not in results/ptb/ is left as it is,
-unless a job has the same figure. Only the standard library is needed.
+tried with other settings (overrides that the recipe does not have by now), its validation figures
+alone. A job that was taken in before is replaced. An entry of the summary whose log is not in
+results/ptb/ is left as it is, unless a job has the same figure. It needs the standard library only.
 """
 
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean
@@ -80,7 +81,7 @@ def dynamic(found: dict[str, Any], split: str, bound: str, how: str = "de") -> t
     """Which evaluation is the one at the rate that was best on valid ("": there is none of this
     text yet), and that rate."""
     rates = {n: e["rate"] for n, e in found.items() if n.startswith(f"valid{bound}_{how}")}
-    if not rates:
+    if len(rates) < 2:  # nothing was compared yet
         return "", 0.0
     best = min(rates, key=lambda name: found[name]["perplexity"])
     same = [
@@ -114,21 +115,27 @@ def gaps(job: Job) -> dict[str, Figure]:
 
 
 def pruned(found: dict[str, Any]) -> dict[str, Figure]:
-    """Fig. 2, one ranking of all weights."""
+    """Fig. 2, one ranking of all weights: by the size of their means, where that was measured, and
+    as published, by signal to noise."""
     unit = "perplexity of valid"
-    rows = {round(100 * row["fraction"]): row for row in found.get("prune", {}).get("all", [])}
+    curves = found.get("prune", {})
     figures: dict[str, Figure] = {}
     for percent in PRUNED:
-        command = f"bayesrnn prune RUN --fraction {percent / 100:g} --out SMALL"
-        after = "bayesrnn evaluate SMALL --split valid"
-        if percent in rows:
-            figures[f"prune_{percent}"] = (rows[percent]["error"], unit, f"{command} && {after}")
+        command = f"bayesrnn prune RUN --fraction {percent / 100:g}"
+        after = "--out SMALL && bayesrnn evaluate SMALL --split valid"
+        for curve, by, keys in (
+            ("all", "", ("", "_snr")),
+            ("magnitude", " --by magnitude", ("",)),
+        ):
+            for row in curves.get(curve, ()):
+                if round(100 * row["fraction"]) == percent:
+                    figure = (row["error"], unit, f"{command}{by} {after}")
+                    figures |= {f"prune_{percent}{key}": figure for key in keys}
         again = found.get(f"prune_{percent}_retrained")
         if again is not None:
             by = "" if again.get("by", "snr") == "snr" else f" --by {again['by']}"
-            command += f"{by} --retrain {again['retrain_epochs']}"
-            value = again["valid_perplexity"]
-            figures[f"prune_{percent}_retrained"] = (value, unit, f"{command} && {after}")
+            how = f"{command}{by} --retrain {again['retrain_epochs']} {after}"
+            figures[f"prune_{percent}_retrained"] = (again["valid_perplexity"], unit, how)
     return figures
 
 
@@ -163,6 +170,7 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
         of_jobs = [figures_of(job) for job in jobs]
         for metric in dict.fromkeys(name for figures in of_jobs for name in figures):
             has = [(job, f[metric]) for job, f in zip(jobs, of_jobs, strict=True) if metric in f]
+            has = best_way(has) if metric.startswith("prune_") else has
             train = STAND_FOR.format(recipe=jobs[0]["recipe"])
             if metric == "valid_epoch1" and jobs[0]["model"] in BOUNDS:
                 train = train.replace(" --out", " train.epochs=1 --out")
@@ -192,6 +200,18 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
     return made
 
 
+def best_way(has: list[tuple[Job, Figure]]) -> list[tuple[Job, Figure]]:
+    """Only the jobs that went the way that costs least on valid, where they went several."""
+    ways: dict[str, list[tuple[Job, Figure]]] = {}
+    for job, figure in has:
+        ways.setdefault(figure[2], []).append((job, figure))
+
+    def cost(way: list[tuple[Job, Figure]]) -> float:  # seeds differ, so beside their own
+        return mean(f[0] / job["evaluations"]["valid"]["perplexity"] for job, f in way)
+
+    return min(ways.values(), key=cost)
+
+
 def together(words: Iterable[str], between: str = ", ") -> str:
     return between.join(dict.fromkeys(words))
 
@@ -218,7 +238,7 @@ def take_in(out: Path, folder: Path) -> None:
     (folder / "ptb").mkdir(exist_ok=True)
     for path, job in trained:
         name = path.stem
-        if not job["overrides"]:
+        if not other_settings(job, folder.parent):
             slim(job)
             merge(folder / "ptb" / f"{job['model']}.json", job, lambda known: known["seed"])
         elif "valid" in job["evaluations"]:
@@ -232,6 +252,19 @@ def take_in(out: Path, folder: Path) -> None:
         before = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps(before | speed, indent=1) + "\n")
         print(f"took in the speed of {', '.join(speed)}")
+
+
+def other_settings(job: Job, root: Path) -> list[str]:
+    """The overrides of a job that its recipe does not say by itself."""
+    path = root / job["recipe"]
+    recipe = tomllib.loads(path.read_text()) if path.exists() else {}
+
+    def says(override: str) -> bool:
+        key, _, value = override.partition("=")
+        table, _, name = key.partition(".")
+        return bool(json.dumps(recipe.get(table, {}).get(name)) == value)
+
+    return [override for override in job["overrides"] if not says(override)]
 
 
 def slim(job: Job) -> None:

@@ -93,11 +93,15 @@ def gap(axes: Axes, jobs: Jobs) -> bool:
 
 def pruning(axes: Axes, jobs: Jobs) -> bool:
     found = [job["evaluations"] for job in jobs.get("brnn", ()) if "prune" in job["evaluations"]]
-    kinds = {"all": ("one ranking of all weights", "-"), "per_tensor": ("of each matrix", "--")}
+    kinds = {
+        "magnitude": ("one ranking of all weights, by the size of the mean", "-"),
+        "all": ("by signal to noise, as published", "-."),
+        "per_tensor": ("of each matrix, by signal to noise", "--"),
+    }
     colour = MODELS["brnn"][1]
     for key, (label, style) in kinds.items():
         for evaluations in found:
-            rows = evaluations["prune"][key]
+            rows = evaluations["prune"].get(key, ())
             percents = [100 * row["fraction"] for row in rows]
             values = [row["error"] for row in rows]
             axes.plot(percents, values, style, color=colour, label=label, linewidth=1.6)

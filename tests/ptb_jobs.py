@@ -34,9 +34,11 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
             "valid_bound": scored(level + 2.5),
             "test_bound": scored(level - 0.5),
             "valid_bound_de": scored(level - 2, rate=0.1),
+            "valid_bound_de_0.3": scored(level - 1, rate=0.3),
             "test_bound_de": scored(level - 5, rate=0.1),
             "test_bound_de_chosen": scored(level - 5, rate=0.1),
             "valid_bound_dv_0.3": scored(level - 4, rate=0.3),
+            "valid_bound_dv_0.1": scored(level - 3, rate=0.1),
             "test_bound_dv_chosen": scored(level - 7, rate=0.3),
         }
     if model not in POINTS:

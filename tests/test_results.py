@@ -297,6 +297,20 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     assert (values["brnn.prune_80"], values["brnn.prune_80_retrained"]) == (83.0, 79.3)
     assert (values["brnn.entropy_reversed"], values["test.unigram_entropy"]) == (4.45, 6.33)
     assert run(root, "--check", script="collect_ptb").returncode == 0
+    # Pruned in two ways, the one that is better on valid counts; a job that tried one rate says
+    # nothing of dynamic evaluation.
+    other = made_up_job("brnn", 2, level=75.0)
+    found = other["evaluations"]
+    found["prune"]["magnitude"] = [{"fraction": 0.8, "error": 80.5}]
+    found["prune_80_retrained"] |= {"by": "magnitude", "valid_perplexity": 79.1}
+    del found["valid_de_0.05"], found["valid_de_0.2"], found["test_de_chosen"]
+    again = collect(root, other)
+    assert again["ptb.brnn.prune_80"]["value"] == 80.5
+    assert again["ptb.brnn.prune_80"]["seeds"] == [2]
+    assert "--by magnitude" in again["ptb.brnn.prune_80"]["command"]
+    assert again["ptb.brnn.prune_80_snr"]["value"] == 83.0
+    assert again["ptb.brnn.prune_80_retrained"]["value"] == 79.1
+    assert again["ptb.brnn.valid_de"]["seeds"] == [1, 3]
     # A second call with a job done anew replaces the job, and nothing else.
     again = collect(root, made_up_job("brnn", 3, level=78.0))
     assert again["ptb.brnn.test"]["value"] == 77.0
@@ -315,6 +329,16 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     command = summary["ptb.sharpened.test_de"]["command"]
     assert command.endswith("--split test --sharpened --look 1.25 --dynamic 0.1")
     assert " train.epochs=1 " in summary["ptb.sharpened.valid_epoch1"]["command"]
+
+
+def test_overrides_that_the_recipe_has_by_now_are_no_other_settings(root: Path):
+    job = made_up_job("best", 1, level=70.0, overrides=["model.tied=false", "train.epochs=40"])
+    recipe = root / job["recipe"]
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    recipe.write_text("[model]\ntied = false\n[train]\nepochs = 39\n")
+    assert "ptb.best.test" not in collect(root, job)
+    recipe.write_text("[model]\ntied = false\n[train]\nepochs = 40\n")
+    assert collect(root, job)["ptb.best.test"]["value"] == 70.0
 
 
 def test_other_settings_and_speeds_have_files_of_their_own(root: Path):
