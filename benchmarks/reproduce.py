@@ -55,6 +55,7 @@ PLAN: dict[str, Any] = {
     "rate": 0.1,
     "rates": [0.02, 0.01, 0.005, 0.05],
     "variance_rates": [0.02, 0.05, 0.01, 0.1],
+    "short_segment": 10,
     "bound_rates": [0.3, 0.2],
     "bound_variance_rates": [0.3, 0.1, 0.6],
     "gap_draws": [0, 1, 2, 5, 10],

@@ -110,6 +110,8 @@ class Evaluations:
             for rate in plan["variance_rates"]:
                 yield f"valid_dv_{rate:g}", partial(self.dynamic, "valid", rate, True)
             yield "test_dv_chosen", lambda: self.dynamic("test", self.chosen("valid_dv"), True)
+            for split in splits:
+                yield f"{split}_short_dv", partial(self.by_short_segments, split)
         if self.can_look:
             for rate in plan["bound_rates"]:
                 yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
@@ -138,11 +140,17 @@ class Evaluations:
             **asdict(evaluate_text(self.model, loader, samples, generator)),
         }
 
-    def dynamic(self, split: str, rate: float, by_variance: bool = False) -> Figures:
+    def dynamic(
+        self, split: str, rate: float, by_variance: bool = False, segment: int = 0
+    ) -> Figures:
         """`evaluate --dynamic RATE [--by-variance]`; the published rate is 0.1."""
-        loader = self.task.stream(split, 1, self.recipe.train.unroll)
+        loader = self.task.stream(split, 1, segment or self.recipe.train.unroll)
         found = dynamic_evaluate(self.model, loader, rate, by_variance=by_variance)
         return {"streams": 1, **asdict(found)}
+
+    def by_short_segments(self, split: str) -> Figures:
+        """`evaluate --dynamic RATE --by-variance --segment N`, at the rate of longer ones."""
+        return self.dynamic(split, self.chosen("valid_dv"), True, self.plan["short_segment"])
 
     def chosen(self, tried: str) -> float:
         """The rate that was best on valid, among all that were tried there."""

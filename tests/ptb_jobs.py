@@ -26,6 +26,7 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
         "valid_dv_0.1": scored(level - 3, rate=0.1),
         "valid_dv_0.05": scored(level - 2, rate=0.05),
         "test_dv_chosen": scored(level - 6, rate=0.1),
+        "test_short_dv": scored(level - 7, rate=0.1, segment=10),
     }
     if model == "sharpened":
         found |= {

@@ -54,6 +54,8 @@ def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_
     assert found["valid"]["perplexity"] == record["epochs"][-1]["valid_perplexity"]
     assert found["prune"]["all"][0]["error"] == pytest.approx(found["valid"]["perplexity"])
     assert found["test_de_chosen"]["rate"] in (0.05, 0.1)
+    short = found["test_short_dv"]
+    assert (short["segment"], short["rate"]) == (10, found["test_dv_chosen"]["rate"])
     assert [row["samples"] for row in found["gap"]["by_draws"]] == [0, 2]
     assert "prune_80_retrained" in found
     assert str(tmp_path) not in job.read_text()

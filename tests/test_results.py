@@ -289,6 +289,9 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     assert by_variance == (73.0, 70.0)
     command = summary["ptb.brnn.test_de_by_variance"]["command"]
     assert command.endswith("--split test --dynamic 0.1 --by-variance")
+    assert values["brnn.test_de_short"] == 69.0
+    command = summary["ptb.brnn.test_de_short"]["command"]
+    assert command.endswith("--split test --dynamic 0.1 --by-variance --segment 10")
     assert values["brnn.valid_epoch1"] == 249.0
     assert (values["brnn.gap_mean"], values["brnn.gap_1"]) == (0.65, 0.665)
     assert {name for name in values if "gap" in name} == {
