@@ -17,6 +17,8 @@ CASES = [
     "Bayesian, here",
     "sharpened, here",
     "softmax sharpened, here",
+    "naive dropout, here",
+    "variational dropout, here",
 ]
 
 

@@ -29,6 +29,7 @@ from bayesrnn.data.batching import Batch
 from bayesrnn.engine import WARM_UP, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models import LanguageModel
+from bayesrnn.models.dropout import DropoutSettings
 from bayesrnn.models.language import State
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.train.settings import TrainSettings
@@ -48,6 +49,8 @@ PLAIN = Delta()
 BAYESIAN = Gaussian((0.046, 0.092))
 SHARPENED = Sharpened((0.046, 0.092))
 SOFTMAX_SHARPENED = {"decoder.weight": Sharpened((0.046, 0.092)), "*": BAYESIAN}
+NAIVE = DropoutSettings("naive", input=0.5, output=0.5)
+VARIATIONAL = DropoutSettings(input=0.35, recurrent=0.2, output=0.35, word=0.2)
 PEERS = ("blitz", "bayesian-torch")
 
 
@@ -91,6 +94,8 @@ def bench(
         "Bayesian, here": lambda: _ours(size, batch, BAYESIAN),
         "sharpened, here": lambda: _ours(size, batch, SHARPENED),
         "softmax sharpened, here": lambda: _ours(size, batch, SOFTMAX_SHARPENED),
+        "naive dropout, here": lambda: _ours(size, batch, PLAIN, dropout=NAIVE),
+        "variational dropout, here": lambda: _ours(size, batch, PLAIN, dropout=VARIATIONAL),
     }
     if place.type == "cuda":
         makers |= {
@@ -189,8 +194,9 @@ def _timed(step: Step, count: int, device: torch.device) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _net(size: Size, batch: Batch) -> LanguageModel:
-    return LanguageModel(VOCABULARY, UNITS[size], UNITS[size], LAYERS).to(batch.x.device)
+def _net(size: Size, batch: Batch, dropout: DropoutSettings | None = None) -> LanguageModel:
+    net = LanguageModel(VOCABULARY, UNITS[size], UNITS[size], LAYERS, dropout=dropout)
+    return net.to(batch.x.device)
 
 
 def _nll(logits: Tensor, batch: Batch) -> Tensor:
@@ -221,8 +227,9 @@ def _ours(
     posterior: Posterior | Mapping[str, Posterior],
     precision: Literal["tf32", "bfloat16"] = "tf32",
     engine: Literal["auto", "eager"] = "auto",
+    dropout: DropoutSettings | None = None,
 ) -> Step:
-    net = _net(size, batch)
+    net = _net(size, batch, dropout)
     if posterior is PLAIN:
         model = bayesianize(net, posterior, Uniform())
     else:
