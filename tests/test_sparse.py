@@ -37,6 +37,18 @@ def test_a_language_model(streams: int, tied: bool) -> None:
             torch.testing.assert_close(again, model(x, state)[0])
 
 
+def test_the_masks_of_an_earlier_draw_are_left_out() -> None:
+    dropout = br.DropoutSettings(input=0.5, recurrent=0.5, output=0.5)
+    model = pruned(br.LanguageModel(13, 8, 8, 1, init=0.5, dropout=dropout))
+    x = torch.randint(13, (5, 1))
+    with torch.no_grad():
+        expected, _ = model(x)
+        with model.weights("sample"):
+            assert not torch.equal(model(x)[0], expected)
+        for network in (plain_network(model), sparse_network(model)):
+            torch.testing.assert_close(network(x)[0], expected)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4, 5)])

@@ -67,10 +67,7 @@ class Bayesian(nn.Module):
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self.binding.place_weights()
         weights, self._ready = self._ready or self._weights(), None
-        with self.binding.bound(weights, self._tuning.dtype):
-            held = self._holding or self._looked
-            for mask in self._masks:  # part of the draw: on with it, and held with it
-                mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
+        with self.binding.bound(weights, self._tuning.dtype), self._masked():
             return self.module(*args, **kwargs)
 
     @contextmanager
@@ -151,6 +148,18 @@ class Bayesian(nn.Module):
         needs of them."""
         self.binding.place_weights()
         self._ready = self._weights()
+
+    @contextmanager
+    def _masked(self) -> Iterator[None]:
+        """Dropout masks are part of the draw: on with it, and held with it, for one forward."""
+        held = self._holding or self._looked
+        for mask in self._masks:
+            mask.mode = "off" if self._uses_mean() else "held" if held else "auto"
+        try:
+            yield
+        finally:
+            for mask in self._masks:
+                mask.mode = "auto"
 
     def _uses_mean(self) -> bool:
         return self._mode == "mean" or (self._mode == "auto" and not self.training)
