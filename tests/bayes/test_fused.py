@@ -1,5 +1,7 @@
 """The fused step (one pass for all gradients, piece by piece) against the plain one."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -213,6 +215,31 @@ def test_weights_made_ahead_of_the_forward_change_nothing_but_the_order(
     usual = step(ahead=False)
     monkeypatch.setattr(block_module.Block, "limit", lambda self, flat: None)
     for one, other in zip(step(ahead=True), usual, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_kl_asked_for_where_weights_are_cut_otherwise_than_by_the_draw(
+    pruned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw that lies in frames notes whole weights; outside of `tuned` they are in pieces."""
+    monkeypatch.setattr(block_module, "PIECE", 40)
+    torch.manual_seed(1)
+    model = br.bayesianize(nn.LSTM(5, 10).double(), br.Gaussian((0.05, 0.3)), br.ScaleMixture())
+    if pruned:
+        br.prune(model, 0.4)
+    x = torch.randn(6, 2, 5, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(x), batch_size=6)
+    found = []
+    for tuned in (False, True):
+        torch.manual_seed(2)
+        model.zero_grad()
+        with model.tuned() if tuned else nullcontext():
+            nll = model(x)[0].square().sum()
+        loss = br.FreeEnergy(loader)(model, nll, [x])
+        loss.backward()
+        found.append([loss.complexity, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 

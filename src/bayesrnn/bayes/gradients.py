@@ -11,7 +11,7 @@ from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.charge import Charge, Summary, state_of
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Draw, Estimator, check_estimator, exact_pair, log_q
-from bayesrnn.bayes.layout import Layout
+from bayesrnn.bayes.layout import Layout, Piece
 from bayesrnn.bayes.passes import (
     local_pass,
     look,
@@ -227,20 +227,19 @@ def _summary(block: Block, parameters: Tensors, noise: Tensors, prior: Prior) ->
     summary = block.summary
     if summary is None or not summary.fits(parameters, noise):
         summary = block.summary = Summary(parameters, noise)
+    for weight in block.layout.weights:
+        theta = summary.theta.get(weight.name)
+        if theta is not None and summary.lacks(weight):  # whole, however it is cut at present
+            part = block.run(sums_pass)(prior, theta, weight.axis, weight.shape)
+            summary.add(Piece(weight, tuple(weight.shape)), 0.0, part, prior)
     lacking = [weight for weight in block.layout.weights if summary.lacks(weight)]
     if not lacking:
         return summary
     for piece, tensors, random in block.cut(parameters, noise):
-        weight, theta = piece.weight, summary.theta.get(piece.weight.name)
-        if weight not in lacking:
-            continue
-        if theta is None:
+        if piece.weight in lacking:
             shaped = viewed(tensors, piece.shape), viewed(random, piece.shape)
-            found = block.run(weigh_pass)(block.posterior, *shaped, prior, weight.axis)
+            found = block.run(weigh_pass)(block.posterior, *shaped, prior, piece.weight.axis)
             summary.add(piece, *found, prior)
-        else:
-            part = block.run(sums_pass)(prior, theta, weight.axis, weight.shape)
-            summary.add(piece, 0.0, part, prior)
     return summary
 
 
