@@ -54,3 +54,28 @@ def test_the_whole_model_can_be_checkpointed_under_one_held_draw() -> None:
         again = checkpoint(model, x, use_reentrant=False)[0].sum()
         recomputed = torch.autograd.grad(again, rho)[0]
     assert torch.equal(plain, recomputed)
+
+
+def test_a_held_draw_stays_where_a_pruned_state_is_loaded() -> None:
+    model, x = br.bayesianize(nn.Linear(5, 4), br.Gaussian(0.3)), torch.randn(3, 5)
+    br.prune(model, 0.5)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with model.hold():
+        drawn = model(x)
+        model.load_state_dict(state)
+        assert torch.equal(model(x), drawn)
+
+
+def test_a_look_stays_that_of_its_draw_where_another_draw_comes_between() -> None:
+    x = torch.randn(3, 5)
+    model = br.bayesianize(nn.Linear(5, 4), br.Sharpened(0.3, order="second"))
+    with model.hold():
+        model.resample(nll=lambda: model(x).square().mean())
+        look, drawn = model.look, model(x)
+        model.eval()
+        with model.weights("sample"):
+            model(x)
+        model.train()
+        assert model.look is look
+        assert look is not None
+        assert torch.equal(model(x), drawn)

@@ -1,5 +1,6 @@
 """The fused step (one pass for all gradients, piece by piece) against the plain one."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -258,3 +259,35 @@ def test_weights_made_ahead_are_used_once_and_forgotten_by_another_draw() -> Non
         model.train().prepare()
         model.resample()
         assert not torch.equal(drawn, model(x))
+
+
+def test_weights_made_ahead_are_made_again_where_something_has_changed() -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(nn.Linear(3, 2), br.Gaussian(0.5))
+    x = torch.ones(1, 3)
+    mean = model.eval()(x)
+    model.train().prepare()
+    assert torch.equal(model.eval()(x), mean)  # the other mode
+    with torch.no_grad():
+        model.train().prepare()
+    assert model(x).requires_grad
+    model.prepare()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    block = model.blocks[0]
+    theta = block.layout.split(block.noise["eps"] * (math.log(2) + 1e-5))
+    torch.testing.assert_close(model(x), x @ theta["weight"].T + theta["bias"])
+
+
+def test_weights_made_ahead_are_those_of_their_kl_whatever_comes_between() -> None:
+    model = br.bayesianize(nn.Linear(3, 2), br.Gaussian(0.5))
+    x = torch.ones(1, 3)
+    model.prepare()
+    early = model.kl("sample").item()
+    with model.weights("mean"):
+        model(x)
+        model.prepare()  # and the mean is not left for the forward outside
+    drawn = model(x)
+    assert model.kl("sample").item() == pytest.approx(early)
+    assert not torch.equal(drawn, model(x))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.binding import Binding, Slot, beside_if_late
 from bayesrnn.bayes.block import Block
-from bayesrnn.bayes.charge import Charge
+from bayesrnn.bayes.charge import Charge, state_of
 from bayesrnn.bayes.gradients import draw_of, kl_of, lay, local_kl_of
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
@@ -59,14 +59,15 @@ class Bayesian(nn.Module):
         self._looked = False  # the present draw has looked at the data
         self._look: Look | None = None  # the last one, where gradients go through it
         self._leaves: Leaves = {}  # theta while gradients are taken at it
-        self._ready: Mapping[Block, Tensors] | None = None  # theta of the coming forward
+        # Weights of the coming forward, what they were made of, and the noise, held on to.
+        self._ready: tuple[object, list[Tensors | None], Mapping[Block, Tensors]] | None = None
 
     # --- drawing --------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         self.binding.place_weights()
-        weights, self._ready = self._ready or self._weights(), None
+        weights = self._prepared() or self._weights()
         with self.binding.bound(weights, self._tuning.dtype), self._masked():
             return self.module(*args, **kwargs)
 
@@ -76,7 +77,7 @@ class Bayesian(nn.Module):
         if which not in ("mean", "sample"):
             raise ValueError(f'weights must be "mean" or "sample", got {which!r}')
         before = (self._mode, self._holding, self._keep)
-        drawn = self._drawn
+        draw = (self._drawn, self._looked, self._look)
         wanted = self._holding or self._keep  # a draw that is still to be used afterwards
         held = [block.noise for block in self.each_block()] if wanted else None
         masks = [mask.held for mask in self._masks]
@@ -85,10 +86,11 @@ class Bayesian(nn.Module):
             yield
         finally:
             self._mode, self._holding, self._keep = before
+            self._ready = None
             for mask, kept in zip(self._masks, masks, strict=True):
                 mask.held = kept
             if held is not None:
-                self._drawn = drawn
+                self._drawn, self._looked, self._look = draw
                 for block, noise in zip(self.each_block(), held, strict=True):
                     block.noise = noise
 
@@ -145,9 +147,28 @@ class Bayesian(nn.Module):
 
     def prepare(self) -> None:
         """Make the weights of the next forward now: a KL asked for before it then finds what it
-        needs of them."""
+        needs of them. Where what they are made of changes before that forward, they are made
+        again."""
         self.binding.place_weights()
-        self._ready = self._weights()
+        weights = self._weights()
+        self._ready = self._made_of(), [block.noise for block in self.each_block()], weights
+        self._keep = self._keep or not self._uses_mean()
+
+    def _prepared(self) -> Mapping[Block, Tensors] | None:
+        """The weights that `prepare` has made, if they are still those of this forward."""
+        ready, self._ready = self._ready, None
+        if ready is None or ready[0] != self._made_of():
+            return None
+        self._keep = self._keep if self._uses_mean() else self._holding
+        return ready[-1]
+
+    def _made_of(self) -> object:
+        """What the weights of a forward follow from, without a look at their values."""
+        blocks = [
+            (id(block.noise), block.placement, block.tuning, state_of(block.parameters_by_name))
+            for block in self.each_block()
+        ]
+        return self._uses_mean(), torch.is_grad_enabled(), blocks
 
     @contextmanager
     def _masked(self) -> Iterator[None]:

@@ -155,9 +155,9 @@ class Block(nn.Module):
         keep = state_dict.get(f"{prefix}keep")
         loc = self.parameters_by_name["loc"]
         if keep is None or keep.shape == loc.shape:
-            self.mask(None if keep is None else torch.zeros_like(loc, dtype=torch.bool))
+            self.keep = None if keep is None else torch.zeros_like(loc, dtype=torch.bool)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._left = None
+        self.mask(self.keep)
 
     # --- the draw -------------------------------------------------------------------------------
 
