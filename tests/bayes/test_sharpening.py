@@ -1,6 +1,7 @@
 """Posterior sharpening (Fortunato 2017, Section 4) against closed forms and brute force."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -459,6 +460,47 @@ def test_the_second_order_is_the_gradient_of_the_whole_objective(
         assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
         apart = max(apart, abs((other.grad * direction).sum().item() - numeric) / abs(numeric))
     assert apart > 0.01  # the first order is another gradient
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_second_order_reaches_all_that_the_look_depends_on(tuned: bool, frozen: bool) -> None:
+    """Weights that do not look, ordinary parameters, and those beside frozen weights that look."""
+    posteriors = {
+        "*_hh_l0": br.Gaussian((0.1, 0.3)),
+        "*": br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.2, clip=0.0, order="second"),
+    }
+    torch.manual_seed(1)
+    prior = br.ScaleMixture(0.5, 0.8, 0.05)
+    where = ["rnn.*", "out.weight"]
+    model, (x, y, loader) = br.bayesianize(Net().double(), posteriors, prior, where), data()
+    if frozen:
+        model.blocks[-1].requires_grad_(False)
+        assert [weight.name for weight in model.blocks[-1].layout.weights] == ["out.weight"]
+
+    def loss() -> br.objective.Loss:  # type: ignore[name-defined]
+        torch.manual_seed(9)  # the same noise
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        return br.FreeEnergy(loader, "sample").loss(model, losses(model, x, y), [x, y])
+
+    with model.tuned() if tuned else nullcontext():
+        loss().backward()
+    learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert any(name.endswith("out.bias") for name in learnt)
+    given = {name: p.grad.clone() for name, p in learnt.items()}
+    torch.manual_seed(5)
+    for name, parameter in learnt.items():
+        direction = torch.randn_like(parameter)
+        ends = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-6 * direction)
+            ends.append(loss().objective.item())
+            with torch.no_grad():
+                parameter.sub_(sign * 1e-6 * direction)
+        numeric = (ends[0] - ends[1]) / 2e-6
+        assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
 def test_a_second_order_run_trains(tmp_path: Path) -> None:

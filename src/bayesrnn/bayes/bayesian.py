@@ -220,16 +220,19 @@ class Bayesian(nn.Module):
             with self.beside():  # wanted after the look
                 assert block.noise is not None
                 block.noise = block.posterior.look_noise(block.noise, generator)
-        factor = refine(self._gradients_at(leaves, nll))
+        factor = refine(self._gradients_at(leaves, nll)[0])
         self._keep = self._looked = True
         if self.second_order:
             noise = {block: block.noise for block in looking if block.noise is not None}
             self._look = Look(nll, factor, noise)
 
-    def _gradients_at(self, leaves: Leaves, nll: Callable[[], Tensor]) -> Gradients:
-        """The loss's gradients, a tensor a weight, with these weights in the place of the draws."""
+    def _gradients_at(
+        self, leaves: Leaves, nll: Callable[[], Tensor], others: Sequence[Tensor] = ()
+    ) -> tuple[Gradients, list[Tensor | None]]:
+        """The loss's gradients, a tensor a weight, with these weights in the place of the draws;
+        and those of what `others` are learnt."""
         inputs = [leaf for named in leaves.values() for leaf in named.values()]
-        inputs = [leaf for leaf in inputs if leaf.requires_grad]
+        inputs = [*(leaf for leaf in inputs if leaf.requires_grad), *others]
         kept = self._keep
         with self.hold(), differentiable(self.module), torch.enable_grad():
             self._leaves, self._keep = leaves, True
@@ -246,7 +249,7 @@ class Bayesian(nn.Module):
         for block in leaves:
             gradients[block] = [next(found) for _ in block.layout.weights]
             keep_only(block, gradients[block])
-        return gradients
+        return gradients, list(found)
 
     @property
     def look(self) -> Look | None:
@@ -257,7 +260,9 @@ class Bayesian(nn.Module):
         """Add to the gradients what comes through a look at the batch (the second order of
         sharpening)."""
         self.join()
-        bend(look, local, lambda leaves: self._gradients_at(leaves, look.nll))
+        look_too = {p for block in look.noise for p in block.parameters()}
+        others = [p for p in self.parameters() if p.requires_grad and p not in look_too]
+        bend(look, local, others, lambda leaves: self._gradients_at(leaves, look.nll, others))
 
     # --- the KL ---------------------------------------------------------------------------------
 

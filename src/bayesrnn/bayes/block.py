@@ -324,8 +324,7 @@ class Block(nn.Module):
         for name, gradient in gradients.items():
             parameter: nn.Parameter = getattr(self, name)
             if parameter.requires_grad:
-                old = parameter.grad
-                parameter.grad = gradient if old is None else old + gradient
+                add_gradient(parameter, gradient)
 
     # --- passes over the weights ----------------------------------------------------------------
 
@@ -360,6 +359,11 @@ class Block(nn.Module):
 
     def run(self, function: Callable[P, R]) -> Callable[P, R]:
         return compiled(function) if self.tuning.compiled else function
+
+
+def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+    old = parameter.grad
+    parameter.grad = gradient if old is None else old + gradient
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

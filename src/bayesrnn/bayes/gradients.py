@@ -35,6 +35,10 @@ def draw_of(block: Block, prior: Prior | None = None) -> dict[str, Tensor]:
     assert block.noise is not None
     parameters = block.parameters_by_name
     wanted = prior if torch.is_grad_enabled() else None
+    frozen = not any(p.requires_grad for p in parameters.values())
+    if frozen and block.posterior.second_order and torch.is_grad_enabled():
+        # Its gradient at theta is wanted all the same: what it sees depends on other weights.
+        parameters["loc"] = parameters["loc"].detach().requires_grad_()
     theta = DrawTheta.apply(block, wanted, block.noise, *parameters.values())
     return dict(zip(block.placed_names(), theta, strict=True))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.block import Block, add_gradient
 from bayesrnn.bayes.gradients import lay
 from bayesrnn.bayes.passes import gather_pass
 from bayesrnn.bayes.placement import GATES
@@ -60,11 +60,17 @@ def refine(gradients: Gradients) -> Tensor | float:
     return factor
 
 
-def bend(look: Look, local: float, gradients_at: Callable[[Leaves], Gradients]) -> None:
+def bend(
+    look: Look,
+    local: float,
+    others: Sequence[nn.Parameter],
+    gradients_at: Callable[[Leaves], tuple[Gradients, Sequence[Tensor | None]]],
+) -> None:
     """Add to the gradients what comes through a look at the batch (the second order of
     sharpening): the Hessian at phi times one direction v, by a central difference.
 
-    `gradients_at` gives the gradients of the batch's mean loss at other weights.
+    `others` are learnt too, and the batch's loss depends on them, though they do not look.
+    `gradients_at` gives the gradients of that loss at other weights, and those of `others`.
     """
     with torch.no_grad():
         phi, v = _direction(look, local)
@@ -83,10 +89,13 @@ def bend(look: Look, local: float, gradients_at: Callable[[Leaves], Gradients]) 
             if not block.posterior.second_order:
                 continue
             parameters = block.parameters_by_name
-            plus, minus = (_gathered(block, end[block]) for end in ends)
+            plus, minus = (_gathered(block, end[block]) for end, _ in ends)
             of_phi = {"eps": noise["eps"]}
             lifted = block.posterior.lift(parameters, of_phi, (plus - minus) / (2 * r))
             block.add_gradients(block.posterior.chain(parameters, *lifted))
+        for parameter, one, other in zip(others, *(found for _, found in ends), strict=True):
+            if one is not None and other is not None:
+                add_gradient(parameter, (one - other) / (2 * r))
 
 
 def _direction(look: Look, local: float) -> tuple[dict[Block, Tensor], dict[Block, Tensor]]:
