@@ -214,7 +214,25 @@ def test_points_are_not_ranked_beside_the_others() -> None:
     model = br.bayesianize(Net(), {"rnn.*": br.Gaussian(), "*": br.Delta()}, br.Normal())
     with pytest.raises(br.Invalid, match="per_tensor"):
         br.prune(model, 0.5)
+    with pytest.raises(br.Invalid, match="threshold cannot be set: some weights are points"):
+        br.prune(model, threshold=br.SAFE_THRESHOLD)  # of sizes it would take nearly all points
     br.prune(model, 0.5, per_tensor=True)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "prior"),
+    [(br.Gaussian(), br.Normal("fit", "fit")), (br.Delta(), br.Laplace("fit", "fit"))],
+)
+def test_a_fitted_prior_stays_where_no_weight_is_left(
+    posterior: br.Posterior, prior: br.Prior
+) -> None:
+    model = br.bayesianize(Net(), posterior, prior)
+    before = {name: value.item() for name, value in model.priors[0].values().items()}
+    br.prune(model, 1.0)
+    with model.weights("sample"):
+        model.resample()
+        assert model.kl().item() == 0.0
+    assert {name: value.item() for name, value in model.priors[0].values().items()} == before
 
 
 # --- what stays 0 ---------------------------------------------------------------------------------

@@ -145,6 +145,8 @@ def _choices(
             "is of the signal to noise, the same for all tensors: leave out by and per_tensor",
         ),
     )
+    if not per_tensor and by == "snr":
+        _check_comparable(model, bool(thresholds))
     values, left = _order_by(model, by), kept(model)
 
     def masks(keep: dict[str, Tensor]) -> Masks:
@@ -156,7 +158,6 @@ def _choices(
     if fractions and per_tensor:
         places = {name: _places([value])[0] for name, value in values.items()}
     elif fractions:
-        _check_comparable(model, by)
         places = dict(zip(values, _places(list(values.values())), strict=True))
     total = sum(value.numel() for value in values.values())
     for fraction in fractions:
@@ -203,17 +204,12 @@ def mixed(model: Bayesian) -> bool:
     return len({scale is None for _, scale in model.moments().values()}) > 1
 
 
-def _check_comparable(model: Bayesian, by: Ranking) -> None:
-    if by != "snr":
-        return
-    require(
-        (
-            not mixed(model),
-            "per_tensor",
-            "must be set: some weights are points, which have no signal to noise to rank beside "
-            "the others'",
-        )
-    )
+def _check_comparable(model: Bayesian, by_threshold: bool) -> None:
+    why = "some weights are points, which have no signal to noise to rank beside the others'"
+    name, what = "per_tensor", f"must be set: {why}"
+    if by_threshold:
+        name, what = "threshold", f"cannot be set: {why}; use a fraction, and per_tensor"
+    require((not mixed(model), name, what))
 
 
 # --- what it costs ----------------------------------------------------------------------------

@@ -45,8 +45,8 @@ class Hyper(nn.Module):
 
     @torch.no_grad()
     def fit(self, means: Sequence[Tensor], scales: Sequence[Tensor | None]) -> None:
-        """Set the fitted values to their optimum for these posteriors."""
-        if self.prior.named("fit"):
+        """Set the fitted values to their optimum for these posteriors (none left: they stay)."""
+        if self.prior.named("fit") and any(mean.numel() for mean in means):
             wide = [widened(mean) for mean in means]
             spread = [None if scale is None else widened(scale) for scale in scales]
             for name, value in self.prior.fit(wide, spread, self.values()).items():
