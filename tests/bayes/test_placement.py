@@ -87,9 +87,9 @@ def test_weights_are_really_laid_out_wider(monkeypatch: pytest.MonkeyPatch) -> N
     sizes: list[int] = []
     pad = placement_module._pad
 
-    def watched(x: Any, size: int) -> Any:
+    def watched(x: Any, own: int, size: int) -> Any:
         sizes.append(size)
-        return pad(x, size)
+        return pad(x, own, size)
 
     monkeypatch.setattr(placement_module, "_pad", watched)
     step(br.bayesianize(Net("lstm").double()), True)
@@ -213,3 +213,20 @@ def test_a_frozen_bias_is_cast_with_the_rest_and_comes_back() -> None:
         assert model.module.rnn.bias_hh_l0 is bias
         assert model.module.rnn._flat_weights[3] is bias
         assert not model.module.rnn._weights_have_changed()
+
+
+@pytest.mark.parametrize("size", [4, 6, 8, 9])
+@pytest.mark.parametrize("net", [nn.LSTM(5, 10), nn.Linear(5, 3)], ids=["lstm", "linear"])
+def test_an_input_of_the_wrong_size_is_refused_as_ever(net: nn.Module, size: int) -> None:
+    model = br.bayesianize(net)
+    model(torch.zeros(4, 2, 5))
+    for tuned in (False, True):
+        with model.tuned() if tuned else nullcontext(), pytest.raises(RuntimeError):
+            model(torch.zeros(4, 2, size))
+
+
+def test_a_state_of_the_wrong_size_is_refused_as_ever() -> None:
+    model, state = br.bayesianize(nn.GRU(5, 10)), torch.zeros(1, 2, 12)
+    for tuned in (False, True):
+        with model.tuned() if tuned else nullcontext(), pytest.raises(RuntimeError):
+            model(torch.zeros(4, 2, 5), state)

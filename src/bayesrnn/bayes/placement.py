@@ -141,7 +141,8 @@ def _place_recurrent(
             owner.input_size, owner.hidden_size = inside, hidden
             owner._flat_weights = [outers[name] for name in names]
             try:
-                y, state = type(owner).forward(owner, _pad(x, inside), _pad(hx, hidden))
+                padded = _pad(x, before[0], inside), _pad(hx, before[1], hidden)
+                y, state = type(owner).forward(owner, *padded)
             finally:
                 owner.input_size, owner.hidden_size, owner._flat_weights = before
             return _cut(y, owner.hidden_size), _cut(state, owner.hidden_size)
@@ -163,7 +164,7 @@ def _place_linear(
 
         def forward(x: Tensor) -> Tensor:
             b = owner.bias if bias is None else bias
-            return F.linear(_pad(x, wide), outers[weight], b)
+            return F.linear(_pad(x, owner.in_features, wide), outers[weight], b)
 
         return forward
 
@@ -178,15 +179,18 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _pad(x: Any, size: int) -> Any:
-    """Zeros behind the last axis of a tensor, of each of a state's, or of a packed sequence."""
+def _pad(x: Any, own: int, size: int) -> Any:
+    """Zeros behind the last axis, of `own` size, of a tensor, of each of a state's, or of a packed
+    sequence."""
     if x is None:
         return None
     if isinstance(x, PackedSequence):
-        return x._replace(data=_pad(x.data, size))
+        return x._replace(data=_pad(x.data, own, size))
     if isinstance(x, tuple):
-        return tuple(_pad(part, size) for part in x)
-    return x if x.shape[-1] == size else F.pad(x, (0, size - x.shape[-1]))
+        return tuple(_pad(part, own, size) for part in x)
+    if x.shape[-1] != own:
+        raise RuntimeError(f"expected a last axis of {own}, got the shape {tuple(x.shape)}")
+    return x if own == size else F.pad(x, (0, size - own))
 
 
 def _cut(x: Any, size: int) -> Any:
