@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.recipe import read_recipe
+from bayesrnn.storage import Damaged
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import Run
+from bayesrnn.train.run import Run, epochs_missing, read_metrics
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -213,6 +215,17 @@ def test_when_every_checkpoint_is_damaged_the_run_says_so_and_keeps_them(
     assert folder_contents(run / "checkpoints") == before
     assert train(recipe_of(finished), run, fresh=True, quiet=True).finished
     assert_same_end(run, finished)
+
+
+@pytest.mark.parametrize("harm", [b'{"kind": "ep', b"\xff\xfe\n"], ids=["cut off", "no text"])
+def test_metrics_that_cannot_be_read_are_named_and_keep_nobody_from_the_model(
+    run: Path, harm: bytes
+) -> None:
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(harm)
+    with pytest.raises(Damaged, match=r"metrics.jsonl is damaged: line \d+ is not JSON"):
+        read_metrics(run)
+    assert epochs_missing(run, read_recipe(run / "recipe.toml")) == 0
 
 
 def test_the_checkpoint_before_the_newest_is_kept(finished: Path) -> None:

@@ -110,7 +110,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All lines of a run's metrics.jsonl."""
     path = run / "metrics.jsonl"
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError as error:
         raise UserError(f"{run} has no metrics.jsonl, so it is no run") from error
     found = []
@@ -127,10 +127,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def epochs_missing(run: Path, recipe: Recipe) -> int:
     """How many epochs of a run's training are still to come; 0 where it has come to its end (or
-    says nothing of it)."""
+    says nothing of it, or nothing that can be read: its model is there all the same)."""
     if not (run / "metrics.jsonl").exists():
         return 0
-    lines = read_metrics(run)
+    try:
+        lines = read_metrics(run)
+    except Damaged:
+        return 0
     if lines and lines[-1]["kind"] == "end":
         return 0
     done = max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
