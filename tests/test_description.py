@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bayesrnn import Delta, FreeEnergy, Gaussian, Normal, Uniform, bayesianize
+from bayesrnn import Delta, FreeEnergy, Gaussian, Normal, Sharpened, Uniform, bayesianize
 from bayesrnn.bayes import Laplace, Posterior, Prior
-from bayesrnn.description import Description, describe
+from bayesrnn.description import Description, complexity, describe
 from small_runs import Cli, write_recipe
 
 
@@ -90,3 +90,14 @@ def test_train_and_evaluate_report_it(tmp_path: Path, cli: Cli) -> None:
         assert (found["error_nats"], found["total_bits"], found["ratio"]) == (None, None, None)
         assert found["complexity_bits"] == pytest.approx(drawn["complexity_bits"])
         assert found["bits_per_weight"] == pytest.approx(drawn["bits_per_weight"])
+
+
+def test_the_weights_of_a_sharpened_model_cost_the_same_while_it_trains() -> None:
+    model = bayesianize(nn.Linear(3, 2), Sharpened(0.1), Normal())
+    for mode in (True, False):
+        model.train(mode)
+        moments = [torch.distributions.Normal(*moment) for moment in model.moments().values()]
+        prior = torch.distributions.Normal(0.0, 1.0)
+        exact = sum(torch.distributions.kl_divergence(q, prior).sum().item() for q in moments)
+        assert complexity(model) == pytest.approx(exact, rel=1e-5)
+        assert model.training == mode

@@ -76,6 +76,15 @@ def assert_zero_moments(model: br.Bayesian, masks: dict[str, Tensor]) -> None:
         assert torch.equal(kept(model)[name], masks[name])
 
 
+def test_retraining_a_sharpened_run(tmp_path: Path) -> None:
+    posterior = {"kind": "sharpened", "scale": 0.05, "eta": 0.0016}
+    recipe = small_recipe(tmp_path, posterior=posterior, train={"epochs": 1, "options": {}})
+    br.train(recipe, tmp_path / "run", quiet=True)
+    found = prune_run(tmp_path / "run", tmp_path / "small", 0.5, retrain=1, quiet=True)
+    assert found.finished
+    assert found.bits_per_weight is not None
+
+
 def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     full = tmp_path / "full"

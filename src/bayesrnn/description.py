@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.evaluate.perplexity import evaluating
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,6 @@ def complexity(model: Bayesian, generator: torch.Generator | None = None) -> flo
     is undefined."""
     if not model.has_description_length:
         return None
-    with model.weights("sample"), torch.no_grad():
+    with evaluating(model), model.weights("sample"):  # the draw is one that has not looked at data
         model.resample(generator=generator)
         return model.kl().item()
