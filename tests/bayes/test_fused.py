@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
+from bayesrnn.bayes import bayesian as bayesian_module
 from bayesrnn.bayes import block as block_module
 from bayesrnn.bayes.layout import ALIGNMENT, Layout, Weight
 from bayesrnn.bayes.posterior import NOISE_PIECE, fill_normal
@@ -244,9 +245,15 @@ def test_a_kl_asked_for_where_weights_are_cut_otherwise_than_by_the_draw(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_weights_made_ahead_are_used_once_and_forgotten_by_another_draw() -> None:
+def test_weights_made_ahead_are_used_once_and_forgotten_by_another_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = br.bayesianize(nn.Linear(3, 2), br.Gaussian(0.5))
     x = torch.ones(1, 3)
+    model.prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(bayesian_module, "draw_of", None)
+        model(x)  # makes none of its own
     with model.hold():
         model.resample()
         model.prepare()
