@@ -105,6 +105,9 @@ def test_without_a_validation_set_training_figures_choose(corpus: Path, tmp_path
     assert line["uniform_bits"] == pytest.approx(targets * math.log2(3))
     assert line["ratio"] == pytest.approx(line["total_bits"] / line["uniform_bits"])
     assert line["error_nats"] == pytest.approx(line["train_nll"] * targets)
+    said = (tmp_path / "run" / "log.txt").read_text()
+    told = f"train nll {line['train_nll']:.4g}, test per {line['test_per']:.4g}, kl"
+    assert f"epoch {line['epoch']}: {told}" in said
 
 
 @pytest.mark.parametrize("model", [{}, GRID], ids=["blstm", "mdlstm"])

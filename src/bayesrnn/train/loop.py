@@ -279,11 +279,12 @@ class Trainer:
         self.epoch += 1
         self._clock = time.monotonic()
         self.metrics.write(line)
-        name, value = list(train.items())[-1]
-        watched = self.task.watched
+        told = list(dict.fromkeys([f"train_{list(train)[-1]}", self.task.watched]))
+        told += list(valid)[-1:] if len(told) == 1 else []  # then what was trained on is watched
+        shown = ", ".join(f"{name.replace('_', ' ')} {line[name]:.4g}" for name in told)
         self.reporter.say(
-            f"epoch {line['epoch']}: train {name} {value:.4g}, {watched.replace('_', ' ')} "
-            f"{line[watched]:.4g}, kl {sums.penalty:,.0f} nats, lr {lr:.4g}, {self.seconds:.0f} s"
+            f"epoch {line['epoch']}: {shown}, kl {sums.penalty:,.0f} nats, lr {lr:.4g}, "
+            f"{self.seconds:.0f} s"
         )
         self._note_progress(line)
 
