@@ -3,9 +3,9 @@
 from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
 from bayesrnn.bayes.cost import weight_bits
-from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior, Sharpened
+from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
-from bayesrnn.bayes.sharpening import sharpen
+from bayesrnn.bayes.sharpening import Sharpened, sharpen
 
 __all__ = [
     "Bayesian",
