@@ -1,5 +1,6 @@
 """The command line: a table of commands; each is a file of commands/."""
 
+import re
 import sys
 from typing import Annotated
 
@@ -21,6 +22,8 @@ from bayesrnn.errors import Invalid, UserError
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
+OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
+"""What torch says, of a GPU's memory and of the machine's own."""
 
 app = typer.Typer(
     name="bayesrnn",
@@ -61,6 +64,15 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
+            raise
+        print(
+            "error: there is not enough memory for this; lower train.streams, train.unroll or the "
+            "network's sizes, or read less at a time",
+            file=sys.stderr,
+        )
         sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:

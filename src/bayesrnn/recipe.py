@@ -42,6 +42,8 @@ from bayesrnn.models import (
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
+WHOLE_BOUND = 2**63
+"""TOML's whole numbers are below it; Python reads larger ones too."""
 Problems = list[tuple[str, str]]
 
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
@@ -105,7 +107,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(
             f"{path} is not UTF-8 text, so it is no recipe; give the path of a .toml file"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise UserError(
             f"{path} is not valid TOML: {error}; a recipe is a .toml file, data are given to it as "
             "data.path=..."
@@ -214,7 +216,8 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
         if ok:
             given[name] = converted
         else:
-            problems.append((f"{key}.{name}", f"must be {_describe(hints[name])}, got {value!r}"))
+            wanted = "below 2^63" if _too_large(value) else _describe(hints[name])
+            problems.append((f"{key}.{name}", f"must be {wanted}, got {value!r}"))
     required = [
         name
         for name, f in fields.items()
@@ -274,6 +277,8 @@ def _read_kind(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Pro
 
 def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
     """Whether a TOML value fits a type, and the value as that type."""
+    if _too_large(value):
+        return False, None
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         for option in get_args(hint):
@@ -305,6 +310,10 @@ def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     return isinstance(value, hint), value
+
+
+def _too_large(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) >= WHOLE_BOUND
 
 
 def _describe(hint: Any) -> str:
@@ -377,7 +386,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     for right in (value, _quote(value)) if equals else ():
         try:
             return tomllib.loads(f"{key} = {right}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
     raise Invalid([(repr(text), "is no setting; write it as table.key=value")])
 

@@ -64,12 +64,18 @@ class SpeechData:
                 "scale",
                 f'must be "mel" or "linear", got {self.scale!r}',
             ),
-            (self.hop_ms > 0, "hop_ms", f"must be above 0, got {self.hop_ms}"),
+            (
+                0 < self.hop_ms < math.inf,
+                "hop_ms",
+                f"must be a number above 0, got {self.hop_ms}",
+            ),
             (
                 0 < self.window_ms < math.inf,
                 "window_ms",
                 f"must be a number above 0, got {self.window_ms}",
             ),
+        )
+        require(
             (
                 1 <= self.bands <= self.fft // 2,
                 "bands",

@@ -1,5 +1,6 @@
 """A recurrent language model: embedding, recurrent layers, softmax. A plain module."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -33,7 +34,7 @@ class LanguageSettings:
             (self.embedding >= 1, "embedding", f"must be at least 1, got {self.embedding}"),
             (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
             (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
-            (self.init > 0, "init", f"must be above 0, got {self.init}"),
+            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
             (
                 not self.tied or self.embedding == self.hidden,
                 "tied",

@@ -12,6 +12,9 @@ from bayesrnn.errors import require
 
 Option = bool | int | float | tuple[float, ...]
 
+OURS = ("params", "lr", "capturable", "differentiable")
+"""Arguments of an optimiser that no option sets: given here, or of no use in a training."""
+
 
 def optimizers() -> list[str]:
     """The names in torch.optim that can be used here: those that need no closure.
@@ -92,7 +95,7 @@ class TrainSettings:
             if known
             else []
         )
-        usable = [name for name in allowed if name not in ("params", "lr")]
+        usable = [name for name in allowed if name not in OURS]
         require(
             at_least("epochs", 1),
             at_least("max_steps", 0),

@@ -276,6 +276,6 @@ def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Opt
         options = {"fused": True, **options}
     try:
         optimizer: torch.optim.Optimizer = cls(model.parameters(), lr=settings.lr, **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error
     return optimizer
