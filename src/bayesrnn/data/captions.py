@@ -113,6 +113,9 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     """
     digest = hashlib.sha256()
     pictures = read_captions(Path(settings.path).expanduser(), digest)
+    name, count = Counter(picture.name for picture in pictures).most_common(1)[0]
+    if count > 1:  # it could be trained on and tested with
+        raise UserError(f"{settings.path} has {name} {count} times; put its captions together")
     features_path = find_features(settings)
     digest.update(hashlib.sha256(b"".join(read_chunks(features_path))).digest())
     features = read_features(features_path)
@@ -201,7 +204,10 @@ def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
 def _flickr(image: Mapping[str, Any]) -> Picture:
     """`ptb` are the same captions, already split into words."""
     ready = image.get("ptb")
-    captions = ready if ready is not None else [_words(c) for c in image["captions"]]
+    said = image["captions"] if ready is None else ready
+    if isinstance(said, str):
+        raise TypeError("captions must be a list, even a single one")
+    captions = [_words(c) for c in said] if ready is None else said
     return Picture(str(image["filename"]), image.get("split"), [str(c) for c in captions])
 
 
@@ -225,7 +231,7 @@ def _split(pictures: Sequence[Picture], settings: CaptionData) -> dict[str, list
     if any(picture.split is not None for picture in pictures):
         parts: dict[str, list[Picture]] = {name: [] for name in SPLITS}
         for picture in pictures:
-            if picture.split in _CALLED:
+            if isinstance(picture.split, str) and picture.split in _CALLED:
                 parts[_CALLED[picture.split]].append(picture)
         return parts
     order = np.random.default_rng(settings.split_seed).permutation(len(pictures))

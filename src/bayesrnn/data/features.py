@@ -63,13 +63,24 @@ def read_features(path: Path) -> Features:
         raise UserError(
             f"{path} has no {error.args[0]!r}; it must hold `features` and `filenames`"
         ) from error
-    except (ValueError, OSError, zipfile.BadZipFile, SafetensorError, struct.error) as error:
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        EOFError,
+        NotImplementedError,  # of zip files: a damaged head asks for more than there is
+        zipfile.BadZipFile,
+        SafetensorError,
+        struct.error,
+    ) as error:
         raise UserError(f"{path} is damaged or not {path.suffix[1:]} ({error})") from error
     if vectors.dim() != 2 or len(vectors) != len(names):
         raise UserError(
             f"{path} has features of shape {list(vectors.shape)} for {len(names)} filenames; "
             "expected one row of numbers a picture"
         )
+    if vectors.numel() == 0:
+        raise UserError(f"{path} holds no features: they are of shape {list(vectors.shape)}")
     if not vectors.is_floating_point() or not bool(vectors.isfinite().all()):
         raise UserError(f"{path} has features that are no finite floating-point numbers")
     if len(set(names)) != len(names):

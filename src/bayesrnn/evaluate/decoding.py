@@ -155,6 +155,7 @@ def _one_by_one(
 
 def _drawn(log_p: Tensor, how: Decoding, chances: Tensor) -> Tensor:
     """By the inverse of the cumulated probabilities: one number decides one word."""
+    log_p = log_p - log_p.amax(dim=1, keepdim=True)  # stays a number at any temperature
     p = (log_p / how.temperature).softmax(dim=1).cumsum(dim=1)
     words = torch.searchsorted(p, (chances * p[:, -1])[:, None], right=True).squeeze(1)
     return words.clamp_max(p.shape[1] - 1)
