@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from bayesrnn import Gaussian, Normal, bayesianize
+from bayesrnn.data import ReviewData, SpeechData, load_reviews, load_speech
+from bayesrnn.data.audio import read_audio
 from bayesrnn.data.captions import CaptionData, load_captions
 from bayesrnn.data.features import Features, read_features, write_features
+from bayesrnn.data.utterances import UtteranceLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate.decoding import Decoding, decode_captions
 from bayesrnn.models import Captioner, CaptionerSettings
@@ -148,3 +151,59 @@ def test_the_smallest_temperature_says_the_most_probable_words() -> None:
         return [each.ids for each in decode_captions(model, vectors, 0, how, forbidden=(5,))]
 
     assert said(1e-310) == said(0.0)
+
+
+# --- speech and reviews --------------------------------------------------------------------------
+
+
+def write_speech(folder: Path, ids: list[str], lines: list[str]) -> SpeechData:
+    """A corpus in the layout of CMU Sphinx, of noise."""
+    soundfile = pytest.importorskip("soundfile")
+    random = np.random.default_rng(1)
+    (folder / "etc").mkdir(parents=True)
+    (folder / "etc" / "x.dic").write_text("YES Y EH S\nNO N OW\n")
+    for part, names, said in (("train", ids, lines), ("test", ["c/u9"], ["YES (u9)"])):
+        (folder / "etc" / f"x_{part}.fileids").write_text("\n".join(names) + "\n")
+        (folder / "etc" / f"x_{part}.transcription").write_text("\n".join(said) + "\n")
+        for name in names:
+            path = folder / "wav" / f"{name}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(path, 0.1 * random.normal(size=8000), 16_000)
+    return SpeechData(str(folder), valid=0.0)
+
+
+def test_utterances_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    """By the name alone both would get the transcript of the last."""
+    lines = ["<s> YES </s> ({}u1)", "<s> NO </s> ({}u1)"]
+    unclear = write_speech(tmp_path / "unclear", ["a/u1", "b/u1"], [x.format("") for x in lines])
+    with pytest.raises(UserError, match=r"2 files named u1; .* as \(a/u1\)"):
+        load_speech(unclear)
+    clear = [line.format(folder) for line, folder in zip(lines, ("a/", "b/"), strict=True)]
+    found = load_speech(write_speech(tmp_path / "clear", ["a/u1", "b/u1"], clear))
+    said = [found.vocabulary.decode(one.labels) for one in found.splits["train"]]
+    assert said == [["Y", "EH", "S"], ["N", "OW"]]
+
+
+def test_a_corpus_in_which_nothing_is_said_is_one_line(tmp_path: Path) -> None:
+    data = write_speech(tmp_path, ["a/u1", "b/u2"], ["<s> </s> (u1)", "<s> </s> (u2)"])
+    with pytest.raises(UserError, match="nothing is said in any utterance of 'train'"):
+        UtteranceLoader(load_speech(data).splits["train"], streams=2)
+
+
+def test_a_file_of_bare_samples_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    (tmp_path / "a.raw").write_bytes(bytes(8000))
+    with pytest.raises(UserError, match=r"a\.raw is damaged or not audio"):
+        read_audio(tmp_path / "a.raw", 16_000)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
+    data = write_speech(tmp_path / "speech", ["a/u1"], ["YES (u1)"])
+    marked = tmp_path / "speech" / "etc" / "x_train.fileids"
+    marked.write_bytes(b"\xef\xbb\xbf" + marked.read_bytes())
+    assert len(load_speech(data).splits["train"]) == 1
+    (tmp_path / "subj.A").write_text("\ufeffgood\n" * 1 + "good\n" * 9)
+    (tmp_path / "rating.A").write_text("\ufeff" + "0.5\n" * 10)
+    vocabulary = load_reviews(ReviewData(str(tmp_path))).vocabulary
+    assert vocabulary is not None
+    assert vocabulary.tokens == ("good", "<unk>")

@@ -116,7 +116,8 @@ def read_audio(path: Path, rate: int) -> Tensor:
         with soundfile.SoundFile(str(path)) as file:
             wanted, found = file.frames, file.samplerate
             samples = file.read(dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
+    except (soundfile.LibsndfileError, RuntimeError, TypeError, MemoryError) as error:
+        # TypeError: a name.raw, which says nothing of itself; MemoryError: a length that is absurd.
         detail = str(error).rpartition(": ")[2].strip().rstrip(".")
         raise UserError(
             f"{path} is damaged or not audio ({detail}); give a wav or flac file"

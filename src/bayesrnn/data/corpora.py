@@ -1,6 +1,7 @@
 """Corpora of speech on disk: which files there are, who speaks in them, and what is said."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -65,11 +66,18 @@ def list_sphinx(folder: Path, settings: SpeechData) -> tuple[list[Spoken], list[
     for part in ("train", "test"):
         ids = _lines(lists.with_name(f"{stem}_{part}.fileids"))
         said = _read_transcripts(lists.with_name(f"{stem}_{part}.transcription"))
+        shorts = Counter(number.rpartition("/")[2] for number in ids)
         for number in ids:
             path = _audio_file(folder, number)
-            key = number.rpartition("/")[2]
+            short = number.rpartition("/")[2]
+            key = number if number in said else short
             if key not in said:
                 raise UserError(f"{stem}_{part}.transcription has no line for {key}; add it")
+            if key == short and shorts[short] > 1:
+                raise UserError(
+                    f"{stem}_{part}.fileids has {shorts[short]} files named {short}; write their "
+                    f"lines in {stem}_{part}.transcription as ({number})"
+                )
             unknown = [word for word in said[key] if word not in phones]
             if unknown:
                 raise UserError(
@@ -99,7 +107,7 @@ def _read_dictionary(path: Path, variants: Sequence[str]) -> dict[str, list[str]
 
 
 def _read_transcripts(path: Path) -> dict[str, list[str]]:
-    """The words of each utterance: `<s> YES </s> (name)`."""
+    """The words of each utterance: `<s> YES </s> (name)`, or (folder/name) as in the fileids."""
     found = {}
     for number, line in enumerate(_lines(path), start=1):
         match = re.fullmatch(r"(.*)\(([^()]+)\)\s*", line)
@@ -180,6 +188,6 @@ def subfolder(folder: Path, name: str) -> Path | None:
 def _lines(path: Path) -> list[str]:
     data = b"".join(read_chunks(path))
     try:
-        return [line for line in data.decode("utf-8").splitlines() if line.strip()]
+        return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error

@@ -127,7 +127,7 @@ def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}; set data.path to a folder of reviews")
-    texts = sorted(folder.rglob("subj.*"), key=lambda path: path.name)
+    texts = sorted(folder.rglob("subj.*"), key=lambda path: (path.name, path))
     if not texts:
         raise UserError(f"{folder} has no files subj.NAME; set data.path to a folder that has some")
     reviews: list[Review] = []
@@ -156,7 +156,7 @@ def _lines(path: Path, digests: list[str]) -> list[str]:
     data = b"".join(read_chunks(path))
     digests.append(hashlib.sha256(data).hexdigest())
     try:
-        return data.decode("utf-8").removesuffix("\n").split("\n")
+        return data.decode("utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error
 

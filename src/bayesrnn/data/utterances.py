@@ -11,6 +11,7 @@ from bayesrnn.data.audio import STEP
 from bayesrnn.data.batching import Batch
 from bayesrnn.data.padded import PADDING, PaddedLoader
 from bayesrnn.data.speech import Utterance
+from bayesrnn.errors import UserError
 
 JITTER = 0.1
 """How far, as a part of it, a length is off when utterances are sorted by it."""
@@ -45,6 +46,8 @@ class UtteranceLoader(PaddedLoader):
         sizes = [len(one.features) for one in utterances]
         lacks = f"'{name}' has no utterances"
         super().__init__(counts, sizes, lengths, streams, seed, device, lacks)
+        if self.targets == 0:
+            raise UserError(f"nothing is said in any utterance of '{name}'; give more data")
         self.utterances = utterances
         self._filled = lengths is not None
         # All of it on the device, so that no step copies; one more line: what fills up a batch.
