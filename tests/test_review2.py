@@ -20,6 +20,8 @@ from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate.decoding import Decoding, decode_captions
 from bayesrnn.models import Captioner, CaptionerSettings
 from bayesrnn.recipe import from_table, read_recipe
+from bayesrnn.storage import Damaged
+from bayesrnn.train.run import epochs_missing, read_metrics
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import build_optimizer
 from small_runs import Cli, write_recipe
@@ -207,3 +209,14 @@ def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
     vocabulary = load_reviews(ReviewData(str(tmp_path))).vocabulary
     assert vocabulary is not None
     assert vocabulary.tokens == ("good", "<unk>")
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["3", "[1]", "{}", '{"kind": "epoch"}', '{"kinc": "step"}'])
+def test_a_line_of_metrics_without_its_keys_is_damage(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
+    with pytest.raises(Damaged, match="line 2 is not JSON, or not a run's"):
+        read_metrics(tmp_path)
+    assert epochs_missing(tmp_path, from_table({"data": {"path": "x"}})) == 0

@@ -49,6 +49,7 @@ class SpeechData:
     kind: ClassVar[str] = "speech"
 
     def __post_init__(self) -> None:
+        most = self.fft // 2 if math.isfinite(self.window_ms) else math.inf
         require(
             (self.path != "", "path", "must name a folder of speech, got ''"),
             (
@@ -74,12 +75,10 @@ class SpeechData:
                 "window_ms",
                 f"must be a number above 0, got {self.window_ms}",
             ),
-        )
-        require(
             (
-                1 <= self.bands <= self.fft // 2,
+                1 <= self.bands <= most,
                 "bands",
-                f"must be from 1 to {self.fft // 2} for this window, got {self.bands}",
+                f"must be from 1 to {most} for this window, got {self.bands}",
             ),
         )
 

@@ -116,13 +116,23 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(json.loads(line))
+            found.append(_metrics_line(line))
         except ValueError as error:
             raise Damaged(
-                f"{path} is damaged: line {number} is not JSON; run the same training again, which "
-                "drops what it had not saved, or restore a copy"
+                f"{path} is damaged: line {number} is not JSON, or not a run's; run the same "
+                "training again, which drops what it had not saved, or restore a copy"
             ) from error
     return found
+
+
+def _metrics_line(text: bytes) -> dict[str, Any]:
+    """One line, with the keys that all readers count on."""
+    match json.loads(text):
+        case {"kind": "epoch", "epoch": int()} as line:
+            return line
+        case {"kind": str(kind)} as line if kind != "epoch":
+            return line
+    raise ValueError("no line of metrics")
 
 
 def epochs_missing(run: Path, recipe: Recipe) -> int:
