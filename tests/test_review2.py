@@ -11,16 +11,25 @@ import torch
 from torch import nn
 
 from bayesrnn import Gaussian, Normal, bayesianize
-from bayesrnn.data import ReviewData, SpeechData, load_reviews, load_speech
+from bayesrnn.data import (
+    ReviewData,
+    SpeechData,
+    TextData,
+    load_reviews,
+    load_speech,
+    load_text,
+)
 from bayesrnn.data.audio import read_audio
 from bayesrnn.data.captions import CaptionData, load_captions
 from bayesrnn.data.features import Features, read_features, write_features
 from bayesrnn.data.utterances import UtteranceLoader
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.evaluate import ctc
+from bayesrnn.evaluate.captioned import rank_captions
 from bayesrnn.evaluate.decoding import Decoding, decode_captions
 from bayesrnn.models import Captioner, CaptionerSettings
 from bayesrnn.recipe import from_table, read_recipe
-from bayesrnn.storage import Damaged
+from bayesrnn.storage import Damaged, read_facts
 from bayesrnn.train.run import epochs_missing, read_metrics
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import build_optimizer
@@ -220,3 +229,51 @@ def test_a_line_of_metrics_without_its_keys_is_damage(line: str, tmp_path: Path)
     with pytest.raises(Damaged, match="line 2 is not JSON, or not a run's"):
         read_metrics(tmp_path)
     assert epochs_missing(tmp_path, from_table({"data": {"path": "x"}})) == 0
+
+
+def test_json_nested_beyond_reason_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(Damaged, match="is not JSON"):
+        read_facts(tmp_path, "model", "config.json")
+
+
+@pytest.mark.parametrize("ending", ["ids", "json"])
+def test_an_encoded_text_that_was_altered_is_encoded_anew(ending: str, tmp_path: Path) -> None:
+    """A flipped bit would be another word, or none of the vocabulary."""
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 20)
+    settings = TextData(str(tmp_path / "text.txt"), cache=str(tmp_path / "cache"))
+    first = load_text(settings)
+    before, words = {name: ids.tolist() for name, ids in first.ids.items()}, first.vocabulary
+    (file,) = (tmp_path / "cache").glob(f"*.{ending}")
+    data = bytearray(file.read_bytes())
+    place = data.index(b"cat") if ending == "json" else 1
+    data[place] ^= 1
+    file.write_bytes(data)
+    again = load_text(settings)
+    assert {name: ids.tolist() for name, ids in again.ids.items()} == before
+    assert again.vocabulary == words
+
+
+def test_how_sure_a_long_labelling_is_takes_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All its variants at once would be 57 GB for half a minute of speech."""
+    log_p = torch.randn(30, 5, generator=torch.Generator().manual_seed(1)).log_softmax(dim=1)
+    labelling = [1, 2, 2, 3, 4, 1]
+    whole = ctc.confidences([log_p, log_p.roll(1, 0)], labelling)
+    sizes = []
+    plain = ctc.ctc_nll
+
+    def watched(log_p: torch.Tensor, lengths: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        sizes.append(log_p.shape[0] * log_p.shape[1] * (2 * y.shape[1] + 1))
+        return plain(log_p, lengths, y)
+
+    monkeypatch.setattr(ctc, "ctc_nll", watched)
+    monkeypatch.setattr(ctc, "MOST_PLACES", 2000)
+    assert ctc.confidences([log_p, log_p.roll(1, 0)], labelling) == pytest.approx(whole)
+    assert max(sizes) <= 2000
+
+
+def test_captions_that_score_nothing_rank_at_0_not_below() -> None:
+    found = rank_captions(torch.rand(5), torch.zeros(5))
+    assert str([found.cider, found.area, found.best_area]) == "[0.0, 0.0, 0.0]"

@@ -89,7 +89,7 @@ def read_facts(path: Path, kind: str, manifest: str) -> dict[str, Any]:
         raise Damaged(f"{path} has no {manifest}, so it is no bayesrnn {kind}") from error
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{file} is not JSON: {error}") from error
     if not isinstance(facts, dict) or facts.get("format") != f"bayesrnn {kind}":
         raise Damaged(f"{file} does not describe a bayesrnn {kind}")

@@ -29,7 +29,7 @@ SPLITS = ("train", "valid", "test")
 SPLIT_FILES = ("{}.txt", "ptb.{}.txt")
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 ID = np.dtype(np.int32)
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 CACHE_REMEDY = "set data.cache to a folder you may write to"
 
 
@@ -345,6 +345,8 @@ def _read_cache(folder: Path, key: str, digest: str) -> Corpus | None:
         unknown = {name: int(facts["unknown"][name]) for name in SPLITS}
         if file.stat().st_size != sum(lengths.values()) * ID.itemsize:
             return None
+        if facts.pop("sha256") != _checksum(file, facts):
+            return None
         ids: dict[str, NDArray[np.int32]] = {}
         start = 0
         for name, length in lengths.items():
@@ -392,8 +394,14 @@ def _write_cache(
                 "give more text or change data.split"
             )
     facts = {"vocabulary": vocabulary.tokens, "lengths": lengths, "unknown": unknown}
+    facts["sha256"] = _checksum(folder / f"{key}.ids", facts)
     with open_atomic(folder / f"{key}.json", CACHE_REMEDY) as file:
         file.write(json.dumps(facts).encode())
+
+
+def _checksum(ids: Path, facts: Mapping[str, object]) -> str:
+    """Of the ids and of what is said of them."""
+    return hashlib.sha256(json.dumps([sha256(ids), facts], sort_keys=True).encode()).hexdigest()
 
 
 def _build_vocabulary(

@@ -194,12 +194,12 @@ def rank_captions(uncertainty: Tensor, cider: Tensor) -> Ranking:
     """Keep the surest captions, drop the others: risk and coverage with CIDEr in the place of a
     loss."""
     curve = risk_coverage(uncertainty, -cider)
-    quality = -curve.risk
+    quality = 0.0 - curve.risk  # and no -0.0
 
     def at(share: float) -> float:
         return quality[max(1, round(share * len(quality))) - 1].item()
 
-    best = -risk_coverage(-cider, -cider).risk.mean().item()
+    best = 0.0 - risk_coverage(-cider, -cider).risk.mean().item()
     both = torch.stack([ranks(uncertainty), ranks(cider)])
     spread = bool((both.std(dim=1) > 0).all())
     correlation = torch.corrcoef(both)[0, 1].item() if spread else None

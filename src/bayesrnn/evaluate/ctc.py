@@ -27,6 +27,9 @@ MOST_PREFIXES = 300
 that is not sure of anything."""
 BEAM = 20
 
+MOST_PLACES = 1 << 24
+"""Places of paths, at all steps, that are scored at a time: a bound on the memory."""
+
 LogProbs = NDArray[np.float64]
 Labelling = list[int]
 Decoder = Callable[[LogProbs], Labelling]
@@ -255,13 +258,18 @@ def confidences(log_p: Sequence[Tensor], labelling: Sequence[int]) -> list[float
         for i in range(len(labelling))
         for other in range(count)
     ]
-    lengths = torch.tensor([len(each) for each in variants])
     y = torch.tensor([[*each, *[-1] * (len(labelling) - len(each))] for each in variants])
+    at_a_time = max(1, MOST_PLACES // (max(map(len, log_p)) * (2 * len(labelling) + 1)))
     found = [
-        -ctc_nll(
-            each.double().cpu()[:, None].expand(-1, len(variants), -1),
-            torch.full_like(lengths, len(each)),
-            y,
+        torch.cat(
+            [
+                -ctc_nll(
+                    each.double().cpu()[:, None].expand(-1, len(some), -1),
+                    torch.full((len(some),), len(each)),
+                    some,
+                )
+                for some in y.split(at_a_time)
+            ]
         )
         for each in log_p
     ]

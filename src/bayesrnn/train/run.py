@@ -117,7 +117,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             found.append(_metrics_line(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Damaged(
                 f"{path} is damaged: line {number} is not JSON, or not a run's; run the same "
                 "training again, which drops what it had not saved, or restore a copy"
