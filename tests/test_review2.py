@@ -33,6 +33,7 @@ from bayesrnn.storage import Damaged, read_facts
 from bayesrnn.train.run import epochs_missing, read_metrics
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import build_optimizer
+from bayesrnn.train.task import build_task
 from small_runs import Cli, write_recipe
 
 
@@ -199,6 +200,14 @@ def test_a_corpus_in_which_nothing_is_said_is_one_line(tmp_path: Path) -> None:
     data = write_speech(tmp_path, ["a/u1", "b/u2"], ["<s> </s> (u1)", "<s> </s> (u2)"])
     with pytest.raises(UserError, match="nothing is said in any utterance of 'train'"):
         UtteranceLoader(load_speech(data).splits["train"], streams=2)
+
+
+def test_an_utterance_is_never_left_out(tmp_path: Path) -> None:
+    """`drop_last` was taken, and did nothing."""
+    table = {"kind": "speech", "path": str(tmp_path)}
+    recipe = from_table({"data": table, "train": {"drop_last": True}})
+    with pytest.raises(Invalid, match=r"train\.drop_last is not for speech"):
+        build_task(recipe, torch.device("cpu"))
 
 
 def test_a_file_of_bare_samples_is_one_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bayesrnn.data import (
     load_speech,
 )
 from bayesrnn.data.speech import Utterance
-from bayesrnn.errors import UserError
+from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.ctc import ctc_nll
 from bayesrnn.evaluate.speech import evaluate_speech
 from bayesrnn.models import SpeechSettings
@@ -38,6 +38,8 @@ class SpeechTask:
     ) -> None:
         assert isinstance(recipe.data, SpeechData)
         assert isinstance(recipe.model, SpeechSettings)
+        left_out = recipe.train.drop_last
+        require((not left_out, "train.drop_last", "is not for speech: none is left out"))
         self.device = device
         self.unit: str = recipe.data.targets
         self.speech = load_speech(recipe.data)
