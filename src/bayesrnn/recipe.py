@@ -10,6 +10,7 @@ counts.
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +43,9 @@ from bayesrnn.models import (
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
-WHOLE_BOUND = 2**63
-"""TOML's whole numbers are below it; Python reads larger ones too."""
+LARGEST = {int: ("2^63", 2**63), float: ("1e38", 1e38)}
+"""Numbers are below these, by type: of TOML's whole numbers (Python reads larger ones), and of
+those that a weight can hold."""
 Problems = list[tuple[str, str]]
 
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
@@ -216,7 +218,8 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
         if ok:
             given[name] = converted
         else:
-            wanted = "below 2^63" if _too_large(value) else _describe(hints[name])
+            bound = _exceeded(value)
+            wanted = f"below {bound}" if bound else _describe(hints[name])
             problems.append((f"{key}.{name}", f"must be {wanted}, got {value!r}"))
     required = [
         name
@@ -277,7 +280,7 @@ def _read_kind(kinds: Mapping[str, type[T]], table: Any, key: str, problems: Pro
 
 def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
     """Whether a TOML value fits a type, and the value as that type."""
-    if _too_large(value):
+    if _exceeded(value):
         return False, None
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
@@ -312,8 +315,12 @@ def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
     return isinstance(value, hint), value
 
 
-def _too_large(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) >= WHOLE_BOUND
+def _exceeded(value: Any) -> str | None:
+    """The bound that a finite number is not below, in words."""
+    if type(value) not in LARGEST:
+        return None
+    words, bound = LARGEST[type(value)]
+    return words if bound <= abs(value) < math.inf else None
 
 
 def _describe(hint: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a second review of the library found, each a test that failed before."""
+"""Input that nobody expects: read rightly, or refused in one line."""
 
 import json
 import re
@@ -41,6 +41,8 @@ from small_runs import Cli, write_recipe
     ("table", "key", "value"),
     [
         pytest.param("train", "lr", 10**400, id="lr"),
+        ("train", "lr", 1e300),
+        ("model", "init", 1e300),
         ("train", "streams", 10**30),
         ("model", "init", float("inf")),
         ("train", "options", {"capturable": True}),
