@@ -80,7 +80,7 @@ dropouts = st.builds(
 ) | st.builds(DropoutSettings, kind=st.just("naive"), input=rates, output=rates)
 trainings = st.builds(
     TrainSettings,
-    lr=st.floats(1e-300, 9e37),
+    lr=st.floats(1e-300, 2e38),
     seed=st.integers(0, 2**63 - 1),
     clip=st.just(0.0) | positive,
 ) | st.builds(

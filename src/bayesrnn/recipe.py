@@ -43,7 +43,7 @@ from bayesrnn.models import (
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
-LARGEST = {int: ("2^63", 2**63), float: ("1e38", 1e38)}
+LARGEST = {int: ("2^63", 2**63), float: ("3e38", 3e38)}
 """Numbers are below these, by type: of TOML's whole numbers (Python reads larger ones), and of
 those that a weight can hold."""
 Problems = list[tuple[str, str]]
