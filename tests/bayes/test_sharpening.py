@@ -1,6 +1,7 @@
 """Posterior sharpening (Fortunato 2017, Section 4) against closed forms and brute force."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,18 @@ def test_the_local_kl_is_that_of_two_gaussians(posterior: br.Sharpened) -> None:
             other = torch.distributions.Normal(torch.zeros_like(g), width)
             total += torch.distributions.kl_divergence(one, other).sum().item()
     assert model.local_kl().item() == pytest.approx(total, rel=1e-10)
+
+
+def slope(parameter: Tensor, direction: Tensor, value: Callable[[], float]) -> float:
+    """How a value changes as a parameter moves, by a central difference."""
+    ends = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            parameter.add_(sign * 1e-6 * direction)
+        ends.append(value())
+        with torch.no_grad():
+            parameter.sub_(sign * 1e-6 * direction)
+    return (ends[0] - ends[1]) / 2e-6
 
 
 @both
@@ -449,14 +462,7 @@ def test_the_second_order_is_the_gradient_of_the_whole_objective(
     apart = 0.0
     for (name, parameter), other in zip(model.named_parameters(), first.parameters(), strict=True):
         direction = torch.randn_like(parameter)
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(sign * 1e-6 * direction)
-            ends.append(loss().objective.item())
-            with torch.no_grad():
-                parameter.sub_(sign * 1e-6 * direction)
-        numeric = (ends[0] - ends[1]) / 2e-6
+        numeric = slope(parameter, direction, lambda: loss().objective.item())
         assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
         apart = max(apart, abs((other.grad * direction).sum().item() - numeric) / abs(numeric))
     assert apart > 0.01  # the first order is another gradient
@@ -491,14 +497,7 @@ def test_the_second_order_reaches_all_that_the_look_depends_on(tuned: bool, froz
     torch.manual_seed(5)
     for name, parameter in learnt.items():
         direction = torch.randn_like(parameter)
-        ends = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(sign * 1e-6 * direction)
-            ends.append(loss().objective.item())
-            with torch.no_grad():
-                parameter.sub_(sign * 1e-6 * direction)
-        numeric = (ends[0] - ends[1]) / 2e-6
+        numeric = slope(parameter, direction, lambda: loss().objective.item())
         assert (given[name] * direction).sum().item() == pytest.approx(numeric, rel=1e-4, abs=1e-7)
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
