@@ -106,7 +106,7 @@ class Evaluations:
         for rate in plan["rates"]:
             yield f"valid_de_{rate:g}", partial(self.dynamic, "valid", rate)
         yield "test_de_chosen", lambda: self.dynamic("test", self.chosen("valid_de"))
-        if not self.points:
+        if not self.points and not self.looks:
             for rate in plan["variance_rates"]:
                 yield f"valid_dv_{rate:g}", partial(self.dynamic, "valid", rate, True)
             yield "test_dv_chosen", lambda: self.dynamic("test", self.chosen("valid_dv"), True)

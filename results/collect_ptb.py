@@ -62,10 +62,10 @@ def figures_of(job: Job) -> dict[str, Figure]:
         name, rate = dynamic(found, split, bound, "dv")
         options = f"--split {split}{flag} --dynamic {rate:g} --by-variance"
         perplexity(f"{split}_de_by_variance", name, options, unit)
-        short = found.get(f"{split}_short_dv", {"rate": 0.0, "segment": 0})
-        options = "--split {} --dynamic {rate:g} --by-variance --segment {segment}"
-        options = options.format(split, **{key: short[key] for key in ("rate", "segment")})
-        perplexity(f"{split}_de_short", f"{split}_short_dv", options)
+        if f"{split}_short_dv" in found:
+            rate, segment = (found[f"{split}_short_dv"][key] for key in ("rate", "segment"))
+            options = f"--split {split} --dynamic {rate:g} --by-variance --segment {segment}"
+            perplexity(f"{split}_de_short", f"{split}_short_dv", options)
         if not bound:
             perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
             name, rate = dynamic(found, split, "_bound")
