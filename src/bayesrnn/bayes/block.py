@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.charge import Charge, Summary, state_of
 from bayesrnn.bayes.kl import exact_pair
-from bayesrnn.bayes.layout import PIECE, Layout, Piece, Weight
+from bayesrnn.bayes.layout import ALIGNMENT, PIECE, Layout, Piece, Weight
 from bayesrnn.bayes.passes import (
     draw_pass,
     draw_row_pass,
-    further_pass,
     gradient_pass,
     viewed,
     widened,
@@ -271,7 +270,7 @@ class Block(nn.Module):
         outs = {name: self.layout.cut(flat, limit) for name, flat in result.items()}
         as_they_lie = limit is None and losses
         of_losses = losses if as_they_lie else self.layout.cut_each(losses, limit)
-        run, run_further = self.run(gradient_pass), self.run(further_pass)
+        run = self.run(gradient_pass)
         starts = self.layout.starts(limit)
         shared: dict[str, dict[Weight, list[Tensor]]] = {
             name: {w: [] for w in self.layout.weights} for name in self.posterior.further
@@ -287,7 +286,7 @@ class Block(nn.Module):
                 precision = precision[starts[i] : starts[i] + piece.shape[0]]
             given = viewed(tensors, shape), viewed(noise, shape)
             of_loss = None if of_loss is None else of_loss.view(shape)
-            run(
+            further = run(
                 self.posterior,
                 *given,
                 prior,
@@ -300,9 +299,8 @@ class Block(nn.Module):
                 of_loss,
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
             )
-            if shared:
-                for name, x in run_further(self.posterior, *given, of_loss, charge.local).items():
-                    shared[name][weight].append(x)
+            for name, x in further.items():
+                shared[name][weight].append(x)
         return {name: self.kept(flat) for name, flat in result.items()} | {
             name: torch.stack([_sum(parts) for parts in by_weight.values()]).to(parameters[name])
             for name, by_weight in shared.items()
@@ -343,7 +341,7 @@ class Block(nn.Module):
             }
         places = {weight.name: place for place, weight in enumerate(self.layout.weights)}
         for name in self.posterior.further:
-            numbers = parameters[name].detach().unbind()
+            numbers = _apart(parameters[name].detach())
             pieces = self.layout.pieces(limit)
             given[name] = [numbers[places[piece.weight.name]] for piece in pieces]
         for i, piece in enumerate(self.layout.pieces(limit)):
@@ -364,6 +362,14 @@ class Block(nn.Module):
 def add_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
     old = parameter.grad
     parameter.grad = gradient if old is None else old + gradient
+
+
+def _apart(numbers: Tensor) -> Sequence[Tensor]:
+    """Each of these numbers at a place of its own: a compiled pass copies one that lies close after
+    another."""
+    if len(numbers) == 1 or numbers.device.type == "cpu":
+        return numbers.unbind()
+    return numbers[:, None].repeat(1, ALIGNMENT)[:, 0].unbind()
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.block import Block, add_gradient
 from bayesrnn.bayes.gradients import lay
-from bayesrnn.bayes.passes import gather_pass
+from bayesrnn.bayes.passes import clip_pass, gather_pass
 from bayesrnn.bayes.placement import GATES
 from bayesrnn.bayes.posterior import Tensors
 from bayesrnn.models.dropout import Mask
@@ -52,7 +52,8 @@ def refine(gradients: Gradients) -> Tensor | float:
     factor: Tensor | float = 1.0
     if math.isfinite(bound):
         every = [g for own in gradients.values() for g in own if g is not None]
-        factor = (bound / (torch.nn.utils.get_total_norm(every) + 1e-6)).clamp(max=1.0)
+        norm = torch.nn.utils.get_total_norm(every)
+        factor = next(iter(gradients)).run(clip_pass)(norm, bound)
     for block, own in gradients.items():
         assert block.noise is not None
         refined = block.posterior.refine(block.noise, _gathered(block, own, factor))

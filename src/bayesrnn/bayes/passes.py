@@ -100,9 +100,10 @@ def gradient_pass(
     local: float,
     of_loss: Tensor | None,
     outs: Tensors,
-) -> None:
+) -> dict[str, Tensor]:
     """The loss's gradient, `weight` times the KL's and `local` times that of the part every batch
-    is charged in full, of the flat learnt tensors, into `outs`."""
+    is charged in full, of the flat learnt tensors, into `outs`; returns those of the numbers that
+    all these weights share, added up along the rows that are written."""
     draw = look(posterior, tensors, noise)
     if exact is not None and draw.scale is not None:
         d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
@@ -122,15 +123,13 @@ def gradient_pass(
         d_scale = d_scale + of_local
     for name, value in posterior.chain(tensors, d_loc, d_scale).items():
         outs[name].copy_(value)
+    shared = posterior.pull_further(tensors, noise, of_loss, local)
+    return {name: value.sum(-1).sum() for name, value in shared.items()}
 
 
-def further_pass(
-    posterior: Posterior, tensors: Tensors, noise: Tensors, of_loss: Tensor | None, local: float
-) -> dict[str, Tensor]:
-    """The gradients of the numbers that all these weights share."""
-    of_loss = None if of_loss is None else widened(of_loss)
-    found = posterior.pull_further(tensors, noise, of_loss, local)
-    return {name: value.sum() for name, value in found.items()}
+def clip_pass(norm: Tensor, bound: float) -> Tensor:
+    """What gradients of this norm are multiplied with, so that it is at most `bound`."""
+    return (bound / (norm + 1e-6)).clamp(max=1.0)
 
 
 def gather_pass(gradient: Tensor, factor: Tensor | float, out: Tensor) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes.passes import clip_pass
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.perplexity import (
@@ -186,7 +187,7 @@ class Learner:
         with torch.no_grad():
             if self.clip > 0:
                 norm = nn.utils.get_total_norm(gradients)
-                factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+                factor = clip_pass(norm, self.clip)
                 gradients = list(torch._foreach_mul(gradients, factor))
             if self._shares:
                 shares = [self._shares.get(id(parameter)) for parameter in parameters]

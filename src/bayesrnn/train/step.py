@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes.passes import clip_pass
 from bayesrnn.bayes.processes import in_process_group
 from bayesrnn.data.batching import Batch
 from bayesrnn.engine import Replay, compiled, second_stream
@@ -116,7 +117,7 @@ def _note(
     new = torch.stack([total + error, steps + 1, error, kl, norm.double(), (~fine).double()])
     fine = fine & (failed == 0)
     figures.copy_(torch.where(failed == 0, new, figures))
-    return (clip / (norm + 1e-6)).clamp(max=1.0), fine
+    return clip_pass(norm, clip), fine
 
 
 def _descend(
