@@ -36,7 +36,7 @@ from bayesrnn.evaluate import (
     unigram_entropy,
 )
 from bayesrnn.evaluate.dynamic import Diverged
-from bayesrnn.evaluate.sharpened import LOOK_AT, evaluate_sharpened, looking, search_look
+from bayesrnn.evaluate.sharpened import LOOK_AT, WIDTHS, evaluate_sharpened, looking, search_look
 from bayesrnn.files import write_atomic
 from bayesrnn.models.dropout import Mask
 from bayesrnn.prune import Ranking, choose, pruning_curve
@@ -84,16 +84,14 @@ class Evaluations:
         for split in splits:
             yield split, partial(self.perplexity, split)
         if self.can_look:
-            yield "look", self.look
-            for split in splits:
-                yield f"{split}_bound", partial(self.bound, split)
+            for more in ("", "_more"):
+                yield f"look{more}", partial(self.look, more)
+                for split in splits:
+                    yield f"{split}_bound{more}", partial(self.bound, split, f"look{more}")
         if not self.points or self.masked:
             yield "test_mc", partial(self.perplexity, "test", self.draws)
         for split in splits:
             yield f"{split}_de", partial(self.dynamic, split, plan["rate"])
-        if self.can_look:
-            for split in splits:
-                yield f"{split}_bound_de", partial(self.bound, split, plan["rate"])
         if not self.points:
             yield "prune", self.prune
         if not self.points or self.masked:
@@ -113,12 +111,12 @@ class Evaluations:
             for split in splits:
                 yield f"{split}_short_dv", partial(self.by_short_segments, split)
         if self.can_look:
-            for rate in plan["bound_rates"]:
-                yield f"valid_bound_de_{rate:g}", partial(self.bound, "valid", rate)
-            yield "test_bound_de_chosen", lambda: self.bound("test", self.chosen("valid_bound_de"))
-            for rate in plan["bound_variance_rates"]:
-                yield f"valid_bound_dv_{rate:g}", partial(self.bound, "valid", rate, True)
-            yield "test_bound_dv_chosen", self.bound_by_variance
+            for how in ("de", "dv"):
+                by_variance = how == "dv"
+                for rate in plan["bound_variance_rates" if by_variance else "bound_rates"]:
+                    given = ("valid", "look", rate, by_variance)
+                    yield f"valid_bound_{how}_{rate:g}", partial(self.bound, *given)
+                yield f"test_bound_{how}_chosen", partial(self.chosen_bound, how)
         if not self.points or self.masked:
             yield "valid_mc", partial(self.perplexity, "valid", self.draws)
             yield "gap_more", partial(self.gap, plan["gap_draws_more"])
@@ -126,7 +124,10 @@ class Evaluations:
     def early_steps(self) -> Iterator[Step]:
         """Those of a sharpened model after its first epoch."""
         yield "epoch1_valid", partial(self.perplexity, "valid")
-        yield "epoch1_valid_bound", partial(self.bound, "valid")
+        for more in ("", "_more"):
+            yield f"epoch1_look{more}", partial(self.look, more, "epoch1_")
+            look = f"epoch1_look{more}"
+            yield f"epoch1_valid_bound{more}", partial(self.bound, "valid", look)
 
     # --- one step each -----------------------------------------------------------------------
 
@@ -157,23 +158,29 @@ class Evaluations:
         found = [figures for name, figures in self.done.items() if name.startswith(tried)]
         return float(min(found, key=lambda figures: figures["perplexity"])["rate"])
 
-    def look(self) -> Figures:
-        """How wide to look: `evaluate --sharpened --look search`."""
-        return asdict(search_look(self.model, self._shaped("valid"), LOOK_AT))
+    def look(self, more: str, when: str = "") -> Figures:
+        """How wide to look: `evaluate --sharpened --look search`; where more than one look is
+        taken, not less wide than with one."""
+        looks, widths = (self.plan["looks"] if more else 1), WIDTHS
+        if more:
+            widths = tuple(w for w in WIDTHS if w >= self.done[f"{when}look"]["look"])[:3]
+        how = {"widths": widths, "looks": looks}
+        found = search_look(self.model, self._shaped("valid"), LOOK_AT, **how)
+        return {"looks": looks, **asdict(found)}
 
-    def bound(self, split: str, rate: float = 0.0, by_variance: bool = False) -> Figures:
-        """`evaluate --sharpened --look WIDTH [--dynamic RATE [--by-variance]]`, in the shape of the
-        training; with the looks of the training where no width was chosen."""
-        model, found = self.model, self.done.get("look", {})
-        if found:
-            model = looking(model, LOOK_AT, found["look"], self.recipe.train.streams)
+    def bound(self, split: str, look: str, rate: float = 0.0, by_variance: bool = False) -> Figures:
+        """`evaluate --sharpened --look WIDTH --looks N [--dynamic RATE [--by-variance]]`, in the
+        shape of the training, as wide as that search has found."""
+        found = self.done[look]
+        model = looking(self.model, LOOK_AT, found["look"], self.recipe.train.streams)
         generator = torch.Generator(self.device).manual_seed(1)
-        how = {"rate": rate, "by_variance": by_variance}
+        how = {"rate": rate, "by_variance": by_variance, "looks": found["looks"]}
         bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, **how)
-        return {"look": found.get("look"), **asdict(bound)}
+        return {"look": found["look"], **asdict(bound)}
 
-    def bound_by_variance(self) -> Figures:
-        return self.bound("test", self.chosen("valid_bound_dv"), True)
+    def chosen_bound(self, how: str) -> Figures:
+        rate = self.chosen(f"valid_bound_{how}")
+        return self.bound("test", "look", rate, by_variance=how == "dv")
 
     def _shaped(self, split: str) -> StreamLoader:
         train = self.recipe.train

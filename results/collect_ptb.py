@@ -42,8 +42,7 @@ def figures_of(job: Job) -> dict[str, Figure]:
     """Every figure there is of a job, by the last part of its key."""
     found = job["evaluations"]
     bound = "_bound" if job["model"] in BOUNDS else ""
-    look = found.get("look", {}).get("look")
-    sharpened = " --sharpened" + (f" --look {look:g}" if look else "")
+    sharpened = look_flags(found.get("look"))
     flag = sharpened if bound else ""
     figures: dict[str, Figure] = {}
 
@@ -66,6 +65,8 @@ def figures_of(job: Job) -> dict[str, Figure]:
             rate, segment = (found[f"{split}_short_dv"][key] for key in ("rate", "segment"))
             options = f"--split {split} --dynamic {rate:g} --by-variance --segment {segment}"
             perplexity(f"{split}_de_short", f"{split}_short_dv", options)
+        options = f"--split {split}{look_flags(found.get('look_more'))}"
+        perplexity(f"{split}_looks", f"{split}_bound_more", options, BOUND)
         if not bound:
             perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
             name, rate = dynamic(found, split, "_bound")
@@ -74,11 +75,21 @@ def figures_of(job: Job) -> dict[str, Figure]:
     draws = found.get("test_mc", {}).get("samples")
     perplexity("test_mc", "test_mc", f"--split test --samples {draws}")
     if bound:
-        perplexity("valid_epoch1", "epoch1_valid_bound", "--split valid --sharpened", unit)
+        for metric, more in (("valid_epoch1", ""), ("valid_epoch1_looks", "_more")):
+            options = f"--split valid{look_flags(found.get(f'epoch1_look{more}'))}"
+            perplexity(metric, f"epoch1_valid_bound{more}", options, unit)
     elif job["epochs"]:
         first = job["epochs"][0]["valid_perplexity"]
         figures["valid_epoch1"] = (first, "perplexity (20 streams)", "")
     return figures | gaps(job) | (pruned(found) if job["model"] in PRUNES else {})
+
+
+def look_flags(look: dict[str, Any] | None) -> str:
+    """How to ask for the looks that a search has found; without one, for those of the training."""
+    if look is None:
+        return " --sharpened"
+    looks = look.get("looks", 1)
+    return f" --sharpened --look {look['look']:g}" + (f" --looks {looks}" if looks > 1 else "")
 
 
 def dynamic(found: dict[str, Any], split: str, bound: str, how: str = "de") -> tuple[str, float]:
@@ -176,7 +187,7 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
             has = [(job, f[metric]) for job, f in zip(jobs, of_jobs, strict=True) if metric in f]
             has = best_way(has) if metric.startswith("prune_") else has
             train = STAND_FOR.format(recipe=jobs[0]["recipe"])
-            if metric == "valid_epoch1" and jobs[0]["model"] in BOUNDS:
+            if metric.startswith("valid_epoch1") and jobs[0]["model"] in BOUNDS:
                 train = train.replace(" --out", " train.epochs=1 --out")
             after = together((figure[2] for _, figure in has), " or ")
             model = "test" if metric == "unigram_entropy" else jobs[0]["model"]

@@ -31,7 +31,12 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
     if model == "sharpened":
         found |= {
             "look": {"look": 1.25, "tried": []},
+            "look_more": {"look": 1.5, "looks": 4, "tried": []},
+            "epoch1_look": {"look": 2.0, "looks": 1, "tried": []},
             "epoch1_valid_bound": scored(230.0),
+            "epoch1_look_more": {"look": 2.5, "looks": 4, "tried": []},
+            "epoch1_valid_bound_more": scored(225.0),
+            "test_bound_more": scored(level - 0.8),
             "valid_bound": scored(level + 2.5),
             "test_bound": scored(level - 0.5),
             "valid_bound_de": scored(level - 2, rate=0.1),

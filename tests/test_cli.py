@@ -605,10 +605,15 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     assert found["look"] == min(tried, key=tried.__getitem__)
     again = cli("evaluate", run, "--sharpened", "--look", found["look"], "--json")
     assert json.loads(again.out)["bound"] == found["bound"]
+    twice = cli("evaluate", run, "--sharpened", "--look", found["look"], "--looks", 2, "--json")
+    assert (found["looks"], json.loads(twice.out)["looks"]) == (1, 2)
+    assert json.loads(twice.out)["bound"] != found["bound"]
     assert "looks tried" in cli("evaluate", run, "--sharpened", "--look", "search").out
     assert "let it look with --look" in cli("evaluate", run, "--sharpened").err
     for flags, message in (
         (["--look", "1"], "give that too"),
+        (["--looks", "2"], "--looks is of --sharpened"),
+        (["--sharpened", "--look", "1", "--looks", "0"], "greater than or equal to 1"),
         (["--sharpened", "--look", "-1"], "a width above 0"),
         (["--sharpened", "--look", "1", "--look-at", "softmax"], "error: --look-at must name some"),
         (["--sharpened", "--look-at", "rnn.*"], "--look-at is of --look"),

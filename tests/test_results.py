@@ -327,7 +327,10 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     assert (found["valid_mean"], found["test_mean"]) == (77.0, 74.0)
     assert (found["valid_de"], found["test_de"]) == (72.0, 69.0)
     assert (found["valid_de_by_variance"], found["test_de_by_variance"]) == (70.0, 67.0)
-    assert found["valid_epoch1"] == 230.0
+    assert (found["valid_epoch1"], found["valid_epoch1_looks"]) == (230.0, 225.0)
+    assert found["test_looks"] == 73.2
+    assert summary["ptb.sharpened.test_looks"]["command"].endswith("--look 1.5 --looks 4")
+    assert summary["ptb.sharpened.valid_epoch1"]["command"].endswith("--sharpened --look 2")
     assert "prune_80" not in found
     command = summary["ptb.sharpened.test_de"]["command"]
     assert command.endswith("--split test --sharpened --look 1.25 --dynamic 0.1")

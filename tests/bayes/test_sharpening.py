@@ -396,6 +396,48 @@ def test_a_model_that_looked_looks_with_other_weights_and_stays_as_it_was() -> N
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+class Bowl(nn.Module):
+    """A quadratic loss: its minimum at a look's own cost has a closed form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -1.0, 0.7]))
+        self.register_buffer("bend", torch.tensor([0.5, 2.0, 8.0]))
+
+    def forward(self) -> torch.Tensor:
+        return (self.bend * (self.w - 1) ** 2).sum() / 2  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("looks", [1, 2, 5, 200])
+def test_each_further_look_is_taken_where_the_others_led(looks: int) -> None:
+    model = br.bayesianize(Bowl().double(), br.Sharpened(0.05, sigma0=0.1, eta=0.2, clip=0.0))
+    (block,) = model.each_block()
+    phi, h = torch.tensor([0.3, -1.0, 0.7]).double(), torch.tensor([0.5, 2.0, 8.0]).double()
+    with model.eval().weights("sample"):
+        model.resample(lambda: model(), around="mean", looks=looks)
+        noise = {name: block.layout.split(t)["w"] for name, t in block.noise.items()}
+        theta = block.layout.split(block.posterior.draw(block.parameters_by_name, block.noise))["w"]
+        paid = model.local_kl()
+    seen: list[torch.Tensor] = []
+    for _ in range(looks):
+        led = phi - 0.2 * sum(seen, torch.zeros(3).double()) / max(len(seen), 1)
+        seen.append(h * (led - 1))
+    centre = phi - 0.2 * sum(seen) / looks
+    assert torch.allclose(theta - 0.1 * noise["eps0"], centre, atol=1e-6)
+    assert paid.item() == pytest.approx(((centre - phi) ** 2).sum().item() / (2 * 0.1**2))
+    if looks == 200:  # the minimum of loss + (theta - phi)^2 / (2 eta), where all looks agree
+        assert torch.allclose(centre, (phi + 0.2 * h) / (1 + 0.2 * h), atol=0.02)
+
+
+def test_the_second_order_goes_through_one_look() -> None:
+    model = br.bayesianize(Bowl(), br.Sharpened(0.05, order="second"))
+    model.eval()
+    with model.weights("sample"):
+        model.resample(lambda: model(), looks=2)
+    with pytest.raises(RuntimeError, match="one look"):
+        model.train().resample(lambda: model(), looks=2)
+
+
 def test_the_look_with_the_lowest_bound_is_chosen() -> None:
     model, _ = looking_pair("decoder.*", sigma0=0.3, eta=0.7)
     loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)

@@ -74,6 +74,13 @@ class Plain(nn.Module):
             parameter.requires_grad_("bias_hh" not in name)
 
 
+def scored(plain: nn.Module, row: Tensor, state: Any) -> tuple[list[Tensor], Any]:
+    """The loss of each word of a row but its first, and the state after it."""
+    hidden, state = plain.rnn(plain.embedding(row[:-1]), state)  # type: ignore[operator]
+    log_p = plain.decoder(hidden).log_softmax(dim=-1)  # type: ignore[operator]
+    return [-log_p[t, word] for t, word in enumerate(row[1:])], state
+
+
 def reference(
     plain: nn.Module,
     text: Ids,
@@ -83,7 +90,8 @@ def reference(
     clip: float = 0.0,
     shares: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Losses by stream and place: each stream's loop unrolled, one optimiser step a segment."""
+    """Losses by stream and place: each stream's loop unrolled, one optimiser step a segment of it,
+    once all streams are scored."""
     length = (len(text) - 1) // streams
     rows = [torch.from_numpy(text[i * length : (i + 1) * length + 1]) for i in range(streams)]
     optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=rate)
@@ -91,22 +99,21 @@ def reference(
     found: list[list[float]] = [[] for _ in range(streams)]
     for start in range(0, length, segment):
         stop = min(start + segment, length)
-        objective = torch.zeros((), dtype=torch.float64)
-        for i, row in enumerate(rows):
-            hidden, state = plain.rnn(plain.embedding(row[start:stop]), states[i])  # type: ignore[operator]
-            log_p = plain.decoder(hidden).log_softmax(dim=-1)  # type: ignore[operator]
-            nll = [-log_p[t, row[start + t + 1]] for t in range(stop - start)]
+        after: list[Any] = []
+        for i in range(streams):
+            nll, state = scored(plain, rows[i][start : stop + 1], states[i])
             found[i] += [value.item() for value in nll]
-            objective = objective + torch.stack(nll).sum() / streams
             detached = [s.detach() for s in state] if isinstance(state, tuple) else state.detach()
-            states[i] = tuple(detached) if isinstance(state, tuple) else detached
-        optimizer.zero_grad()
-        objective.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(plain.parameters(), clip)
-        for name, share in (shares or {}).items():
-            plain.get_parameter(name).grad *= share
-        optimizer.step()
+            after.append(tuple(detached) if isinstance(state, tuple) else detached)
+        for i in range(streams):
+            optimizer.zero_grad()
+            torch.stack(scored(plain, rows[i][start : stop + 1], states[i])[0]).sum().backward()
+            if clip:
+                nn.utils.clip_grad_norm_(plain.parameters(), clip)
+            for name, share in (shares or {}).items():
+                plain.get_parameter(name).grad *= share
+            optimizer.step()
+        states = after
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -131,7 +138,7 @@ def test_it_equals_plain_sgd_in_an_explicit_loop(
 
 
 @pytest.mark.parametrize("streams", [2, 3])
-def test_the_gradient_is_summed_over_the_segment_and_averaged_over_the_streams(
+def test_it_learns_from_one_stream_after_the_other_once_all_are_scored(
     streams: int, text: Ids
 ) -> None:
     net = network()

@@ -110,14 +110,16 @@ class Bayesian(nn.Module):
         nll: Callable[[], Tensor] | None = None,
         generator: torch.Generator | None = None,
         around: Literal["draw", "mean"] = "draw",
+        looks: int = 1,
     ) -> None:
         """Draw now; the next forward (all of them inside `hold`) uses this draw.
 
         `nll` runs the model on the batch at hand and returns its mean loss: posteriors that look at
         the data (sharpened ones) need it in training, the others ignore it; without it, in eval
         mode, they give the draw that has not looked. `around` the "mean" is without noise before
-        that look. `generator` must be on the weights' device; without it the draw comes from
-        torch's own, and differs between the ranks of a process group.
+        that look. With several `looks`, which is not in the paper, each is taken where those before
+        it have led, and their average counts. `generator` must be on the weights' device; without
+        it the draw comes from torch's own, and differs between the ranks of a process group.
         """
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
         self._look, self._looked, self._ready = None, False, None
@@ -143,7 +145,7 @@ class Bayesian(nn.Module):
                     block.noise["eps"].zero_()
         self._keep = self._drawn = True
         if looking and nll is not None:
-            self._look_at_data(looking, nll, generator)
+            self._look_at_data(looking, nll, generator, looks)
 
     def prepare(self) -> None:
         """Make the weights of the next forward now: a KL asked for before it then finds what it
@@ -208,19 +210,29 @@ class Bayesian(nn.Module):
         looking: Sequence[Block],
         nll: Callable[[], Tensor],
         generator: torch.Generator | None,
+        looks: int,
     ) -> None:
         """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
         if self.second_order:
             check_repeatable(self.module)
+            if looks > 1 and self.training:
+                raise RuntimeError("the second order of sharpening goes through one look, not more")
         leaves: dict[Block, Tensors] = {}
         for block in looking:
             with beside_if_late(block):
                 leaves[block] = leaves_of_draw(block)
+        later: dict[Block, Tensors] = {}
         for block in looking:
             with self.beside():  # wanted after the look
                 assert block.noise is not None
-                block.noise = block.posterior.look_noise(block.noise, generator)
+                later[block] = block.posterior.look_noise(block.noise, generator)
         factor = refine(self._gradients_at(leaves, nll)[0])
+        for number in range(2, looks + 1):
+            leaves = {block: leaves_of_draw(block) for block in looking}
+            factor = refine(self._gradients_at(leaves, nll)[0], number)
+        for block in looking:
+            assert block.noise is not None
+            block.noise = {n: block.kept(t) for n, t in {**later[block], **block.noise}.items()}
         self._keep = self._looked = True
         if self.second_order:
             noise = {block: block.noise for block in looking if block.noise is not None}

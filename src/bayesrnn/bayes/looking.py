@@ -45,9 +45,10 @@ def _as_leaves(block: Block, tensors: Tensors) -> dict[str, Tensor]:
     return {n: t.detach().requires_grad_() if n in drawn else t for n, t in tensors.items()}
 
 
-def refine(gradients: Gradients) -> Tensor | float:
+def refine(gradients: Gradients, number: int = 1) -> Tensor | float:
     """Let each block's noise see the gradient of the loss at its draw, clipped over all of them
-    together; returns what it was multiplied with for that."""
+    together: that of look `number`, averaged with those before. Returns what it was multiplied
+    with to clip it."""
     bound = min(block.posterior.largest_look for block in gradients)
     factor: Tensor | float = 1.0
     if math.isfinite(bound):
@@ -56,8 +57,10 @@ def refine(gradients: Gradients) -> Tensor | float:
         factor = next(iter(gradients)).run(clip_pass)(norm, bound)
     for block, own in gradients.items():
         assert block.noise is not None
-        refined = block.posterior.refine(block.noise, _gathered(block, own, factor))
-        block.noise = {name: block.kept(value) for name, value in refined.items()}
+        seen = _gathered(block, own, factor)
+        if number > 1:
+            seen = torch.lerp(block.noise["gradient"], seen, 1 / number)
+        block.noise = block.posterior.refine(block.noise, seen)
     return factor
 
 

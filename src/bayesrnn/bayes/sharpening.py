@@ -107,6 +107,8 @@ class Sharpened(Gaussian):
         if "gradient" not in noise:  # q(phi) alone
             return phi
         centre = torch.addcmul(phi, self.rate(parameters), noise["gradient"], value=-1)
+        if "eps0" not in noise:  # between two looks
+            return centre
         return centre + self.width(parameters) * noise["eps0"]
 
     def lift(

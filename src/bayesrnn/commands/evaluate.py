@@ -72,6 +72,12 @@ def evaluate(
             metavar="PATTERN", help=f"The weights that --look lets look (default: {LOOK_AT})."
         ),
     ] = None,
+    looks: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With --sharpened: how often each cut is looked at (paper: once)."
+        ),
+    ] = 1,
     dynamic: Annotated[
         str | None,
         typer.Option(
@@ -123,7 +129,9 @@ def evaluate(
 
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
     """
-    _check(weights, samples, streams, sharpened, look, look_at, dynamic, segment, by_variance)
+    _check(
+        weights, samples, streams, sharpened, look, look_at, looks, dynamic, segment, by_variance
+    )
     rate = None if dynamic is None else rate_of(dynamic)
     width = None if look is None else width_of(look)
     drawn = weights == "sample" or samples is not None
@@ -151,7 +159,7 @@ def evaluate(
             scores = _labelled(model, task, split, count, generator, predictions, watch)
         elif sharpened:
             assert rate != "search"
-            of_looks = (drawn, width, look_at or LOOK_AT, rate or 0.0, by_variance)
+            of_looks = (drawn, width, look_at or LOOK_AT, looks, rate or 0.0, by_variance)
             scores = sharpened_bound(model, task, split, *of_looks, seed, watch)
         elif rate is not None:
             unroll = segment or recipe.train.unroll
@@ -183,6 +191,7 @@ def _check(
     sharpened: bool,
     look: str | None,
     look_at: str | None,
+    looks: int,
     dynamic: str | None,
     segment: int | None,
     by_variance: bool,
@@ -201,6 +210,8 @@ def _check(
         return
     if look is not None:
         raise typer.BadParameter("--look is of --sharpened; give that too")
+    if looks != 1:
+        raise typer.BadParameter("--looks is of --sharpened; give that too")
     if weights == "mean" and samples is not None:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
     if dynamic is not None and (weights == "sample" or samples is not None):

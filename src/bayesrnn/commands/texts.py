@@ -13,7 +13,7 @@ from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import dynamic_evaluate, evaluate_text, search_rate
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.sharpened import LOOKS, evaluate_sharpened, looking, search_look
+from bayesrnn.evaluate.sharpened import WIDTHS, evaluate_sharpened, looking, search_look
 from bayesrnn.train.task import LanguageTask
 
 OrSearch = float | Literal["search"]
@@ -65,32 +65,34 @@ def sharpened_bound(
     drawn: bool,
     look: OrSearch | None,
     look_at: str,
+    looks: int,
     rate: float,
     by_variance: bool,
     seed: int,
     watch: Watch,
 ) -> dict[str, Any]:
     """A sharpened model's bound, phi at its mean or `drawn`, with the looks of the training (None)
-    or of another width, and the widths tried if there was a search."""
+    or of another width, `looks` at each cut, and the widths tried if there was a search."""
     shape = task.batches.streams, task.batches.unroll
     loader = task.stream(split, *shape)
     generator = torch.Generator(task.device).manual_seed(seed)
-    looks: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     if look is not None:
         _check_looks(model, look_at)
     if look == "search":
         valid = task.stream("valid", *shape)
-        advance = watch("trying looks on valid", valid.targets * len(LOOKS))
-        search = search_look(model, valid, look_at, LOOKS, seed, advance)
+        advance = watch("trying looks on valid", valid.targets * len(WIDTHS))
+        search = search_look(model, valid, look_at, WIDTHS, seed, advance, looks)
         look, tried = search.look, {"search": [asdict(trial) for trial in search.tried]}
     if look is not None:
         model = looking(model, look_at, look, task.batches.streams)
-        looks = {"look": look, "look_at": look_at}
+        chosen = {"look": look, "look_at": look_at}
     advance = watch(f"reading {split}", loader.targets)
     around: Literal["mean", "draw"] = "draw" if drawn else "mean"
-    found = evaluate_sharpened(model, loader, around, generator, advance, rate, by_variance)
-    return {**looks, **asdict(found), **tried}
+    learning = (rate, by_variance)
+    found = evaluate_sharpened(model, loader, around, generator, advance, *learning, looks)
+    return {**chosen, **asdict(found), **tried}
 
 
 def _check_looks(model: Bayesian, look_at: str) -> None:

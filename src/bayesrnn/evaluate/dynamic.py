@@ -2,9 +2,9 @@
 
 The text is read segment by segment. A segment is first scored, with weights that have seen earlier
 segments only; then they take one step of gradient descent on it: the gradient of its NLL, summed
-over the segment and averaged over the streams, at the posterior mean, without the KL. What moves is
-the means and the ordinary parameters; the state is carried on. All of this happens to a copy: the
-model itself is never written to.
+over the segment, at the posterior mean, without the KL. What moves is the means and the ordinary
+parameters; the state is carried on. Of several streams all segments are scored, and then one after
+the other is learnt from. All of this happens to a copy: the model itself is never written to.
 
 By variance, each weight moves in proportion to its sigma^2: what the posterior knows well stays
 where it is, what it does not know learns fast. That is the first-order step of online Bayes: with
@@ -144,7 +144,8 @@ def search_rate(
 
 
 class Learner:
-    """A copy of a model, at its mean and without noise, that learns from every cut it has scored.
+    """A copy of a model, at its mean and without noise, that learns from every cut it has scored,
+    one stream after the other: a step for all of them together would be coarser, and learn less.
 
     Given to `read_through`. Nothing in it waits for a GPU, so its steps are recorded and replayed.
     """
@@ -170,9 +171,20 @@ class Learner:
             logits, state = self.model(x, as_state(carried))
         self.guess = math.log(logits.shape[-1])
         losses = token_losses(logits, y)  # [T, B]
-        if self.rate > 0:
-            self._learn(losses.sum(dim=0).mean())
+        if self.rate > 0 and y.shape[1] == 1:
+            self._learn(losses.sum())
+        elif self.rate > 0:
+            for stream in range(y.shape[1]):
+                self._learn_again(
+                    *(t[:, stream : stream + 1].contiguous() for t in (x, y, *carried))
+                )
         return losses.detach().double(), *(s.detach() for s in as_tensors(state))
+
+    def _learn_again(self, x: Tensor, y: Tensor, *carried: Tensor) -> None:
+        """Learn from one stream of a cut, by what the model has become."""
+        with self.model.weights("mean"):
+            logits, _ = self.model(x, as_state(carried))
+        self._learn(token_losses(logits, y).sum())
 
     def _learn(self, loss: Tensor) -> None:
         if not loss.requires_grad:

@@ -27,13 +27,15 @@ from bayesrnn.models.language import State, detach
 @dataclass(frozen=True)
 class Bound:
     """In nats a token: `nll` under the sharpened weights, `kl` of the looks, their sum `bound`, and
-    its exponential; over `tokens` predictions in cuts of `streams` by `unroll`, after each of which
-    the mean moved by `rate` (0: it stayed), each weight alike or by its variance."""
+    its exponential; over `tokens` predictions in cuts of `streams` by `unroll`, each looked at
+    `looks` times, after which the mean moved by `rate` (0: it stayed), each weight alike or by its
+    variance."""
 
     tokens: int
     streams: int
     unroll: int
     around: str
+    looks: int
     rate: float
     by_variance: bool
     nll: float
@@ -42,7 +44,7 @@ class Bound:
     perplexity: float
 
 
-LOOKS = (0.5, 0.75, 1.0, 1.25, 1.5)
+WIDTHS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5)
 """Widths of a look that `search_look` tries."""
 LOOK_AT = "decoder.*"
 """The weights that gain most by looking: the softmax's."""
@@ -78,17 +80,18 @@ def search_look(
     model: Bayesian,
     loader: StreamLoader,
     where: str,
-    looks: Sequence[float] = LOOKS,
+    widths: Sequence[float] = WIDTHS,
     seed: int = 1,
     advance: Callable[[int], None] | None = None,
+    looks: int = 1,
 ) -> LookSearch:
     """Try each width on this text (the validation text, say) and choose the one with the lowest
     bound. `advance` is told of all the targets of every width."""
     tried = []
-    for look in looks:
+    for look in widths:
         generator = torch.Generator(loader.device).manual_seed(seed)
         one = looking(model, where, look, loader.streams)
-        found = evaluate_sharpened(one, loader, "mean", generator, advance)
+        found = evaluate_sharpened(one, loader, "mean", generator, advance, looks=looks)
         tried.append(LookTrial(look, found.bound, found.perplexity))
     return LookSearch(min(tried, key=lambda trial: trial.bound).look, tuple(tried))
 
@@ -101,8 +104,10 @@ def evaluate_sharpened(
     advance: Callable[[int], None] | None = None,
     rate: float = 0.0,
     by_variance: bool = False,
+    looks: int = 1,
 ) -> Bound:
-    """Score every target of the loader once, each cut by weights that have looked at it.
+    """Score every target of the loader once, each cut by weights that have looked at it (several
+    times, if so wanted: `Bayesian.resample`).
 
     phi is the mean of q(phi), or drawn from it anew for every cut; dropout masks, if there are any,
     are drawn in both. `advance` is told the number of targets after every cut. With a `rate` above
@@ -127,7 +132,7 @@ def evaluate_sharpened(
                 logits, _ = model(batch.x, state)  # noqa: B023 - used at once
                 return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
 
-            model.resample(mean_loss, generator, around)
+            model.resample(mean_loss, generator, around, looks)
             logits, after = model(batch.x, state)
             nll += token_losses(logits, batch.y).double().sum()
             paid = model.local_kl()
@@ -147,6 +152,7 @@ def evaluate_sharpened(
         loader.streams,
         loader.unroll,
         around,
+        looks,
         rate,
         by_variance,
         nll.item() / tokens,
