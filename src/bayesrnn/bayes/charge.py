@@ -29,15 +29,16 @@ class Summary:
         self._noise = noise  # held, so that no other noise can take its place in memory
         self._state = state_of(parameters)
         self._parts: dict[str, list[Tensor]] = {}
+        self._log_q: list[Tensor] = []
         self.theta: dict[str, Tensor] = {}
-        self.log_q: Tensor | float = 0.0
 
     def fits(self, parameters: Tensors, noise: Tensors) -> bool:
         """Whether it is the same noise, and the learnt tensors have not changed since."""
         return self._noise is noise and self._state == state_of(parameters)
 
-    def add(self, piece: Piece, of_q: Tensor | float, part: Tensor, prior: Prior) -> None:
-        self.log_q = self.log_q + of_q
+    def add(self, piece: Piece, of_q: Tensor | None, part: Tensor, prior: Prior) -> None:
+        """Note log q of a piece, by parts (None: it is known), and the sums of its groups."""
+        self._log_q += [] if of_q is None else [of_q]
         parts = self._parts.setdefault(piece.weight.name, [])
         if parts and prior.reaches(piece.weight.shape, piece.weight.axis):
             parts[0] = parts[0] + part
@@ -45,12 +46,17 @@ class Summary:
             parts.append(part)
 
     def lay(self, weight: Weight, of_q: Tensor, theta: Tensor) -> None:
-        """Note log q of a whole weight, and where the draw lies that its sums can be taken of."""
-        self.log_q = self.log_q + of_q
+        """Note log q of a whole weight, by parts, and where the draw lies that its sums can be
+        taken of."""
+        self._log_q.append(of_q)
         self.theta[weight.name] = theta
 
     def lacks(self, weight: Weight) -> bool:
         return weight.name not in self._parts
+
+    def log_q(self) -> Tensor:
+        """Added up here, not with the draw: nothing waits for it there."""
+        return torch.cat([part.flatten() for part in self._log_q]).sum(dtype=torch.float64)
 
     def sums(self, weight: Weight) -> Tensor:
         parts = self._parts[weight.name]

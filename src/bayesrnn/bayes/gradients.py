@@ -205,9 +205,8 @@ def _divergence(block: Block, parameters: Tensors, charge: Charge) -> Tensor:
 def _by_groups(block: Block, parameters: Tensors, charge: Charge, values: Values) -> Tensor:
     """log q - log p at the draw, where a prior takes weights together."""
     prior, loc = charge.hyper.prior, parameters["loc"]
-    total = loc.new_zeros((), dtype=torch.float64)
     summary = _summary(block, parameters, charge.noise, prior)
-    total = total + summary.log_q
+    total = summary.log_q()
     if block.keep is not None:  # each pruned one adds the same
         pruned = block.layout.count - block.count
         total = total - pruned * log_q(_pruned(block, parameters, charge.noise))
@@ -235,7 +234,7 @@ def _summary(block: Block, parameters: Tensors, noise: Tensors, prior: Prior) ->
         theta = summary.theta.get(weight.name)
         if theta is not None and summary.lacks(weight):  # whole, however it is cut at present
             part = block.run(sums_pass)(prior, theta, weight.axis, weight.shape)
-            summary.add(Piece(weight, tuple(weight.shape)), 0.0, part, prior)
+            summary.add(Piece(weight, tuple(weight.shape)), None, part, prior)
     lacking = [weight for weight in block.layout.weights if summary.lacks(weight)]
     if not lacking:
         return summary

@@ -45,11 +45,13 @@ class Gradient(NamedTuple):
 
 
 def log_q(draw: Draw, total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor:
-    """log q(theta) at the draw, summed by `total`; 0 for a point, whose density is a constant."""
+    """log q(theta) at the draw, summed by `total`, wholly or by parts that are as large as each
+    other; 0 for a point, whose density is a constant."""
     if draw.scale is None or draw.eps is None:
         return draw.theta.new_zeros(())
     terms = torch.addcmul(draw.scale.log(), draw.eps, draw.eps, value=0.5)
-    return -total(terms) - 0.5 * LOG_2PI * terms.numel()
+    found = total(terms)
+    return -found - 0.5 * LOG_2PI * (terms.numel() // found.numel())
 
 
 def sampled_gradient(

@@ -31,10 +31,10 @@ def draw_pass(
 
 
 def draw_row_pass(posterior: Posterior, tensors: Tensors, noise: Tensors, out: Tensor) -> Tensor:
-    """theta into `out`, and log q, whose terms are added up along the rows that are written."""
+    """theta into `out`, and log q of each row that is written."""
     draw = look(posterior, viewed(tensors, out.shape), viewed(noise, out.shape))
     out.copy_(draw.theta)
-    return log_q(draw, lambda terms: terms.sum(-1).sum()).double()
+    return log_q(draw, lambda terms: terms.sum(-1))
 
 
 def sums_pass(prior: Prior, theta: Tensor, axis: int | None, shape: Sequence[int]) -> Tensor:
@@ -56,9 +56,8 @@ def weigh_pass(
 
 
 def weigh(draw: Draw, prior: Prior, axis: int | None) -> tuple[Tensor, Tensor]:
-    """log q, and the sums of each group (both over the same axes, so that one kernel does)."""
-    of_q = log_q(draw, lambda terms: prior.gather(terms, axis).sum())
-    return of_q.double(), prior.sums(draw.theta, axis)
+    """log q of each group, and its sums (both over the same axes, so that one kernel does)."""
+    return log_q(draw, lambda terms: prior.gather(terms, axis)), prior.sums(draw.theta, axis)
 
 
 def local_pass(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Tensor:
