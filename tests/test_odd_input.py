@@ -234,7 +234,18 @@ def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
 # --- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["3", "[1]", "{}", '{"kind": "epoch"}', '{"kinc": "step"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "3",
+        "[1]",
+        "{}",
+        '{"kind": "epoch"}',
+        '{"kinc": "step"}',
+        '{"kind": "epoch", "epoch": 1, "valid_nll": "5"}',
+        '{"kind": "step", "nll": [5]}',
+    ],
+)
 def test_a_line_of_metrics_without_its_keys_is_damage(line: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "step", "step": 1}}\n{line}\n')
     with pytest.raises(Damaged, match="line 2 is not JSON, or not a run's"):

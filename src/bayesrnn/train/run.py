@@ -126,11 +126,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def _metrics_line(text: bytes) -> dict[str, Any]:
-    """One line, with the keys that all readers count on."""
+    """One line, with what all readers count on: its kind, and figures."""
     match json.loads(text):
-        case {"kind": "epoch", "epoch": int()} as line:
-            return line
-        case {"kind": str(kind)} as line if kind != "epoch":
+        case {"kind": str(kind), **figures} as line:
+            if kind == "epoch" and not isinstance(figures.get("epoch"), int):
+                raise ValueError("an epoch without its number")
+            if any(not isinstance(value, int | float | None) for value in figures.values()):
+                raise ValueError("a figure that is no number")
             return line
     raise ValueError("no line of metrics")
 
