@@ -297,7 +297,7 @@ def work_through(job: Path, run: Path, until: float, early: bool) -> bool:
     record = json.loads(job.read_text())
     record |= hardware()
     done, failed = record["evaluations"], record["failed"]
-    wanted = record["plan"]["steps"]  # none named: all
+    wanted = [] if early else record["plan"]["steps"]  # none named: all
     evaluations = Evaluations(run, record["plan"], done)
     record["bayesian_weights"] = evaluations.model.weight_count
 

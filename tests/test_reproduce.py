@@ -69,7 +69,9 @@ def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_
     assert "was made with other settings; give a --tag" in other.stderr
 
 
-def evaluated(tmp_path: Path, steps: list[str], until: float, **changes: Any) -> dict[str, Any]:
+def evaluated(
+    tmp_path: Path, steps: list[str], until: float, early: bool = False, **changes: Any
+) -> dict[str, Any]:
     """The figures of a small run, from those that job.json holds on."""
     plan = load_script("reproduce").QUICK_PLAN | {"steps": steps}
     job, run = tmp_path / "job.json", tmp_path / "run"
@@ -78,7 +80,7 @@ def evaluated(tmp_path: Path, steps: list[str], until: float, **changes: Any) ->
         job.write_text(json.dumps({"plan": plan, "evaluations": {}, "failed": {}}))
     record = json.loads(job.read_text()) | {"plan": plan}
     job.write_text(json.dumps(record))
-    load_script("reproduce_job").work_through(job, run, until, early=False)
+    load_script("reproduce_job").work_through(job, run, until, early)
     return json.loads(job.read_text())  # type: ignore[no-any-return]
 
 
@@ -89,7 +91,12 @@ def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) ->
     changes = {"posterior": SHARPENED, "train": {"options": {}}}
     nothing = evaluated(tmp_path, [], until=0.0, **changes)
     assert nothing["evaluations"] == {}
-    first = evaluated(tmp_path, ["look", "valid_bound"], float("inf"))["evaluations"]
+    first_epoch = evaluated(tmp_path, ["look"], float("inf"), early=True)["evaluations"]
+    looks = ["look", "valid_bound", "look_more", "valid_bound_more"]
+    assert list(first_epoch) == [f"epoch1_{name}" for name in ("valid", *looks)]
+    (tmp_path / "job.json").unlink()
+    (tmp_path / "run").rename(tmp_path / "after one epoch")
+    first = evaluated(tmp_path, ["look", "valid_bound"], float("inf"), **changes)["evaluations"]
     assert list(first) == ["look", "valid_bound"]
     assert first["valid_bound"]["look"] == first["look"]["look"]
     best = min(first["look"]["tried"], key=lambda trial: trial["bound"])
