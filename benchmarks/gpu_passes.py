@@ -89,9 +89,15 @@ def sums(p: Part, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
     return tuple(total(x) for x in of_draw(made))
 
 
-def write_gradient(p: Part) -> None:
-    for name, value in gradient(p).items():
+def write(p: Part, found: dict[str, Tensor]) -> None:
+    for name, value in found.items():
         p["found"][name].copy_(value)
+
+
+def write_gradient_and_norm(p: Part) -> Tensor:
+    found = gradient(p)
+    write(p, found)
+    return across(found["loc"].square() + found["rho"].square())
 
 
 def update(p: Part, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -116,7 +122,8 @@ WAYS: dict[str, Callable[[Part], object]] = {
     "draw, sums down columns": lambda p: draw_and_sums(p, down),
     "sums across rows": lambda p: sums(p, across),
     "sums down columns": lambda p: sums(p, down),
-    "gradient": write_gradient,
+    "gradient": lambda p: write(p, gradient(p)),
+    "gradient, and its norm by rows": write_gradient_and_norm,
     "norm of the gradient, by rows": lambda p: across(squares(p)),
     "norm of the gradient, by columns": lambda p: down(squares(p)),
     "update from the gradient": lambda p: update(p, p["found"]),
