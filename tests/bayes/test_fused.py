@@ -1,11 +1,13 @@
 """The fused step (one pass for all gradients, piece by piece) against the plain one."""
 
 import math
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
@@ -173,6 +175,21 @@ def test_the_sums_of_a_draw_fit_that_draw_and_those_weights_alone() -> None:
     with torch.no_grad():
         block.rho.add_(0.1)
     assert not summary.fits(block.parameters_by_name, noise)
+
+
+def test_what_a_draw_has_noted_stays_until_the_next_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the KL reads it on another stream: were it let go here, its memory would be written
+    to before that."""
+    monkeypatch.setattr(block_module.Block, "limit", lambda self, flat: None)
+    model = br.bayesianize(Net(), br.Gaussian(0.2), br.ScaleMixture(0.5, 0.8, 0.05))
+    model.resample()
+    model.prepare()
+    leaves, _ = tree_flatten([dict(vars(block.summary)) for block in model.each_block()])
+    noted = [weakref.ref(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    assert len(noted) > len(list(model.each_block()))
+    del leaves
+    model.kl()
+    assert all(note() is not None for note in noted)
 
 
 @pytest.mark.parametrize("posterior", ["gaussian", "sharpened"])

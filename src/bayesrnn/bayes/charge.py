@@ -23,7 +23,11 @@ def state_of(parameters: Tensors) -> State:
 
 
 class Summary:
-    """What the KL with a grouped prior needs of a draw: log q, and the sums of each group."""
+    """What the KL with a grouped prior needs of a draw: log q, and the sums of each group.
+
+    What the draw has noted stays until the next one, and nothing takes its place: the KL reads it
+    on a second stream, and torch would give its memory away before that has happened.
+    """
 
     def __init__(self, parameters: Tensors, noise: Tensors) -> None:
         self._noise = noise  # held, so that no other noise can take its place in memory
