@@ -92,7 +92,7 @@ def gap(axes: Axes, jobs: Jobs) -> bool:
     axes.minorticks_off()
     axes.set(xlabel="draws of the weights", ylabel="entropy gap, nats a word")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.27), ncols=2)
+        axes.figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return any("gap" in job["evaluations"] for seeds in jobs.values() for job in seeds)
 
 
