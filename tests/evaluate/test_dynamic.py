@@ -148,6 +148,37 @@ def test_it_learns_from_one_stream_after_the_other_once_all_are_scored(
     assert result.nll == pytest.approx(expected, rel=1e-10)
 
 
+class Turned(nn.Module):
+    """The same network, its state [streams, layers, units]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network("gru")
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        state = None if state is None else state.transpose(0, 1).contiguous()
+        logits, state = self.net(x, state)
+        return logits, state.transpose(0, 1)
+
+
+class Counting(Turned):
+    """The same network; of its state a part belongs to no stream."""
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        before, steps = (None, torch.zeros(1)) if state is None else state
+        logits, after = self.net(x, before)
+        return logits, (after, steps + len(x))
+
+
+@pytest.mark.parametrize("kind", [Turned, Counting])
+@pytest.mark.parametrize("streams", [LAYERS, 3, HIDDEN])
+def test_the_state_may_be_laid_in_any_way(kind: type[nn.Module], streams: int, text: Ids) -> None:
+    here = loader(text, streams=streams)
+    expected = br.dynamic_evaluate(bayesian(net=network("gru")), here, RATE / 3)
+    found = br.dynamic_evaluate(bayesian(net=kind()), here, RATE / 3)
+    assert found.nll == pytest.approx(expected.nll, rel=1e-10)
+
+
 def test_clipping_bounds_the_norm_of_all_gradients_together(text: Ids) -> None:
     net = network()
     expected = reference(Plain("lstm", dict(net.state_dict())), text, RATE, SEGMENT, clip=0.5)

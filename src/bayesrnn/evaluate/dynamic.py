@@ -175,16 +175,20 @@ class Learner:
             self._learn(losses.sum())
         elif self.rate > 0:
             for stream in range(y.shape[1]):
-                self._learn_again(
-                    *(t[:, stream : stream + 1].contiguous() for t in (x, y, *carried))
-                )
+                self._learn(self._loss_of(stream, x, y, carried))
         return losses.detach().double(), *(s.detach() for s in as_tensors(state))
 
-    def _learn_again(self, x: Tensor, y: Tensor, *carried: Tensor) -> None:
-        """Learn from one stream of a cut, by what the model has become."""
+    def _loss_of(self, stream: int, x: Tensor, y: Tensor, carried: Sequence[Tensor]) -> Tensor:
+        """The loss of one stream of a cut, by what the model has become. Where its part of the
+        state is not plainly along the second axis, all streams are read for it."""
+        streams = y.shape[1]
+        alone = all([d for d, n in enumerate(t.shape) if n == streams] == [1] for t in carried)
+        if alone:
+            x, y, *carried = (t[:, stream : stream + 1].contiguous() for t in (x, y, *carried))
         with self.model.weights("mean"):
             logits, _ = self.model(x, as_state(carried))
-        self._learn(token_losses(logits, y).sum())
+        losses = token_losses(logits, y)
+        return losses.sum() if alone else losses[:, stream].sum()
 
     def _learn(self, loss: Tensor) -> None:
         if not loss.requires_grad:
