@@ -431,11 +431,23 @@ def test_each_further_look_is_taken_where_the_others_led(looks: int) -> None:
 
 def test_the_second_order_goes_through_one_look() -> None:
     model = br.bayesianize(Bowl(), br.Sharpened(0.05, order="second"))
-    model.eval()
-    with model.weights("sample"):
+    for training, gradients in ((True, True), (True, False), (False, True)):
+        model.train(training)
+        with (
+            model.weights("sample"),
+            torch.set_grad_enabled(gradients),
+            pytest.raises(RuntimeError, match="one look"),
+        ):
+            model.resample(lambda: model(), looks=2)
+    with model.weights("sample"), torch.no_grad():  # a bound needs none
         model.resample(lambda: model(), looks=2)
-    with pytest.raises(RuntimeError, match="one look"):
-        model.train().resample(lambda: model(), looks=2)
+
+
+@pytest.mark.parametrize("looks", [0, -2])
+def test_there_is_at_least_one_look(looks: int) -> None:
+    model = br.bayesianize(Bowl(), br.Sharpened(0.05))
+    with pytest.raises(Invalid, match=f"looks must be at least 1, got {looks}"):
+        model.resample(lambda: model(), looks=looks)
 
 
 def test_the_look_with_the_lowest_bound_is_chosen() -> None:

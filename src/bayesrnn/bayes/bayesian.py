@@ -28,6 +28,7 @@ from bayesrnn.bayes.looking import (
 from bayesrnn.bayes.posterior import Delta, Tensors
 from bayesrnn.bayes.processes import rank_generator
 from bayesrnn.engine import Tuning, beside
+from bayesrnn.errors import require
 from bayesrnn.models.dropout import Mask
 
 
@@ -121,6 +122,7 @@ class Bayesian(nn.Module):
         it have led, and their average counts. `generator` must be on the weights' device; without
         it the draw comes from torch's own, and differs between the ranks of a process group.
         """
+        require((looks >= 1, "looks", f"must be at least 1, got {looks}"))
         looking = [block for block in self.each_block() if block.posterior.looks_at_data]
         self._look, self._looked, self._ready = None, False, None
         if looking and nll is None and self.training:
@@ -215,7 +217,7 @@ class Bayesian(nn.Module):
         """Let those blocks see the gradient of the loss at the present draw (Algorithm 1)."""
         if self.second_order:
             check_repeatable(self.module)
-            if looks > 1 and self.training:
+            if looks > 1 and (self.training or torch.is_grad_enabled()):
                 raise RuntimeError("the second order of sharpening goes through one look, not more")
         leaves: dict[Block, Tensors] = {}
         for block in looking:
