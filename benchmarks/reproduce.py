@@ -182,7 +182,7 @@ class Job:
     def early(self) -> None:
         """Train one epoch and evaluate it, where that is wanted and the run is not further."""
         known = {**self.record["evaluations"], **self.record["failed"]}
-        wanted = self.model in EARLY and "epoch1_valid_bound" not in known
+        wanted = self.model in EARLY and "epoch1_valid_bound_more" not in known
         if wanted and len(self.curve()) <= 1:
             self.train("train.epochs=1")
             self.evaluate("--early")

@@ -156,6 +156,8 @@ class Evaluations:
     def chosen(self, tried: str) -> float:
         """The rate that was best on valid, among all that were tried there."""
         found = [figures for name, figures in self.done.items() if name.startswith(tried)]
+        if not found:
+            raise UserError(f"there is no rate to choose: every {tried} was left out or failed")
         return float(min(found, key=lambda figures: figures["perplexity"])["rate"])
 
     def look(self, more: str, when: str = "") -> Figures:
@@ -163,15 +165,21 @@ class Evaluations:
         taken, not less wide than with one."""
         looks, widths = (self.plan["looks"] if more else 1), WIDTHS
         if more:
-            widths = tuple(w for w in WIDTHS if w >= self.done[f"{when}look"]["look"])[:3]
+            widths = tuple(w for w in WIDTHS if w >= self.found(f"{when}look")["look"])[:3]
         how = {"widths": widths, "looks": looks}
         found = search_look(self.model, self._shaped("valid"), LOOK_AT, **how)
         return {"looks": looks, **asdict(found)}
 
+    def found(self, look: str) -> Figures:
+        """What that search has found; an older one was by one look."""
+        if look not in self.done:
+            raise UserError(f"there is no width to look with: {look} was left out or failed")
+        return {"looks": 1, **self.done[look]}
+
     def bound(self, split: str, look: str, rate: float = 0.0, by_variance: bool = False) -> Figures:
         """`evaluate --sharpened --look WIDTH --looks N [--dynamic RATE [--by-variance]]`, in the
         shape of the training, as wide as that search has found."""
-        found = self.done[look]
+        found = self.found(look)
         model = looking(self.model, LOOK_AT, found["look"], self.recipe.train.streams)
         generator = torch.Generator(self.device).manual_seed(1)
         how = {"rate": rate, "by_variance": by_variance, "looks": found["looks"]}

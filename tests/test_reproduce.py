@@ -113,6 +113,37 @@ def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) ->
     assert "prune_80_retrained" not in found
 
 
+def test_bounds_go_on_from_older_searches_and_fail_without_one(tmp_path: Path) -> None:
+    bounds = ["valid_bound", "look_more", "test_bound_de_chosen"]
+    changes = {"posterior": SHARPENED, "train": {"options": {}}}
+    without = evaluated(tmp_path, bounds, float("inf"), **changes)
+    assert without["evaluations"] == {}
+    assert list(without["failed"]) == bounds
+    job = tmp_path / "job.json"
+    older = {"look": {"look": 1.0, "tried": []}}  # of the time when there was but one
+    job.write_text(json.dumps({"plan": {}, "evaluations": older, "failed": {}}))
+    found = evaluated(tmp_path, ["valid_bound"], float("inf"))["evaluations"]
+    assert (found["valid_bound"]["look"], found["valid_bound"]["looks"]) == (1.0, 1)
+
+
+def test_a_first_epoch_is_evaluated_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load_script("reproduce")
+    plan = script.QUICK_PLAN
+    settings = script.Settings("text", tmp_path, 1, float("inf"), False, plan, [], "", "0123abc")
+    job = script.Job("sharpened", 1, settings)
+    taken: list[str] = []
+    monkeypatch.setattr(job, "train", lambda *flags: None)
+    monkeypatch.setattr(job, "evaluate", lambda *flags: taken.extend(flags))
+    job.record["evaluations"] = {"epoch1_valid_bound": {}}  # stopped there
+    job.early()
+    assert taken == ["--early"]
+    job.record["evaluations"]["epoch1_valid_bound_more"] = {}
+    job.early()
+    assert taken == ["--early"]
+
+
 def test_a_model_with_dropout_is_measured_with_it_on_and_off(tmp_path: Path) -> None:
     points = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
     steps = ["test", "test_mc", "gap", "prune"]
