@@ -155,7 +155,8 @@ class Posterior(ABC):
         return dict(noise)
 
     def refine(self, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
-        """The noise after a look at the batch: `gradient` is that of its mean loss at the draw."""
+        """The noise after a look at the batch: `gradient` is that of its mean loss at the draw (of
+        several looks, the average)."""
         return dict(noise)
 
 
