@@ -78,6 +78,17 @@ def test_load_of_a_truncated_file(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "gone.json")
 
 
+def test_words_that_were_changed_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.json"
+    Vocabulary(("cat", "dog", "<unk>")).save(path)
+    saved = path.read_text()
+    path.write_text(saved.replace('"cat"', '"dug"'))
+    with pytest.raises(UserError, match="its tokens are not those that were saved"):
+        Vocabulary.load(path)
+    path.write_text("".join(line for line in saved.splitlines() if "sha256" not in line))
+    assert Vocabulary.load(path).tokens == ("cat", "dog", "<unk>")  # from before there was one
+
+
 def test_impossible_sizes() -> None:
     with pytest.raises(Invalid, match=r"max_size must.*; min_count must"):
         Vocabulary.build({"a": 1}, 1, 0)

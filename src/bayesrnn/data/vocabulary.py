@@ -1,5 +1,6 @@
 """Tokens and their numbers."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,21 +88,27 @@ class Vocabulary:
         """The token of each id."""
         return [self.tokens[number] for number in ids]
 
+    def _checksum(self) -> str:
+        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
+
     def save(self, path: Path) -> None:
-        """Write the tokens as JSON."""
-        contents = {"format": FORMAT, "tokens": self.tokens}
+        """Write the tokens as JSON, with their checksum."""
+        contents = {"format": FORMAT, "sha256": self._checksum(), "tokens": self.tokens}
         write_atomic(path, json.dumps(contents, ensure_ascii=False, indent=0).encode())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
+        """Read what `save` wrote (files from before there were checksums have none)."""
         data = b"".join(read_chunks(path))
+        problem = f"not in the format '{FORMAT}'"
         try:
             match json.loads(data):
-                case {"format": str(written), "tokens": [*tokens]} if written == FORMAT:
+                case {"format": str(written), "tokens": [*tokens], **more} if written == FORMAT:
                     if all(isinstance(token, str) for token in tokens):
-                        return cls(tuple(tokens))
-            problem = f"not in the format '{FORMAT}'"
+                        found = cls(tuple(tokens))
+                        if more.get("sha256") in (None, found._checksum()):
+                            return found
+                        problem = "its tokens are not those that were saved"
         except Invalid as error:
             problem = str(error)
         except (ValueError, RecursionError):
