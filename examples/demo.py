@@ -77,7 +77,10 @@ def state_of_the_union(path: Path) -> Path:
 def one_model(name: str, settings: list[str], out: Path, samples: int) -> dict[str, Any]:
     """Train one recipe (or go on with it), then evaluate it on the test text."""
     recipe = br.read_recipe(RECIPES / f"{name}.toml", settings)
-    epochs = br.train(recipe, out / name).epochs
+    outcome = br.train(recipe, out / name)
+    if not (outcome.finished and outcome.epochs):
+        raise SystemExit(f"{name} was stopped early; the same without a limit of steps goes on")
+    epochs = outcome.epochs
     model = br.load(out / name)
     task = LanguageTask(recipe, torch.device("cpu"), br.load_vocabulary(out / name))
     generator = torch.Generator().manual_seed(1)

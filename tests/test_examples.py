@@ -32,6 +32,9 @@ def test_the_demo_trains_both_twins_on_a_text_of_ones_own(
     small = ["train.epochs=2", "model.hidden=16", "model.embedding=16"]
     arguments = ["--data", str(book), "--out", str(tmp_path / "runs"), "--samples", "2"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["demo.py", *arguments, *small, "train.max_steps=3"])
+    with pytest.raises(SystemExit, match="demo-plain was stopped early"):
+        load_example("demo").main()
     monkeypatch.setattr(sys, "argv", ["demo.py", *arguments, *small])
     load_example("demo").main()
     shown = capsys.readouterr().out
