@@ -125,8 +125,8 @@ class Evaluations:
         """Those of a sharpened model after its first epoch."""
         yield "epoch1_valid", partial(self.perplexity, "valid")
         for more in ("", "_more"):
-            yield f"epoch1_look{more}", partial(self.look, more, "epoch1_")
             look = f"epoch1_look{more}"
+            yield look, partial(self.look, more, "epoch1_")
             yield f"epoch1_valid_bound{more}", partial(self.bound, "valid", look)
 
     # --- one step each -----------------------------------------------------------------------

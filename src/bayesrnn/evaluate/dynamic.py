@@ -167,11 +167,12 @@ class Learner:
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         """Score a cut, then learn from it."""
-        with self.model.weights("mean"):
+        at_once = self.rate > 0 and y.shape[1] == 1  # from what it is scored by
+        with self.model.weights("mean"), torch.set_grad_enabled(at_once):
             logits, state = self.model(x, as_state(carried))
+            losses = token_losses(logits, y)  # [T, B]
         self.guess = math.log(logits.shape[-1])
-        losses = token_losses(logits, y)  # [T, B]
-        if self.rate > 0 and y.shape[1] == 1:
+        if at_once:
             self._learn(losses.sum())
         elif self.rate > 0:
             for stream in range(y.shape[1]):
