@@ -217,7 +217,9 @@ def _trained(module: nn.Module, backward: Callable[[], object]) -> Step:
 
 
 def _plain(size: Size, batch: Batch) -> Step:
+    """What one would write with torch's own layers."""
     net = _net(size, batch)
+    net.decoder = nn.Linear(UNITS[size], VOCABULARY, device=batch.x.device)
     return _trained(net, lambda: (_nll(net(batch.x)[0], batch) / STREAMS).backward())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.errors import require
+from bayesrnn.models.linear import is_linear
 
 Pair = tuple[Tensor, Tensor]
 
@@ -70,7 +71,7 @@ def plain_network(model: Bayesian) -> nn.Module:
 
 
 def _replacement(layer: nn.Module, at_least: float, lstm_from: int) -> nn.Module | None:
-    if type(layer) is nn.Linear and _zeros(layer.weight) >= at_least:
+    if is_linear(layer) and _zeros(layer.weight) >= at_least:
         return SparseLinear(layer)
     if type(layer) is nn.LSTM and not layer.bidirectional and layer.proj_size == 0:
         if 4 * layer.hidden_size**2 < lstm_from:

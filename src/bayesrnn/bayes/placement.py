@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.bayes.layout import Weight
+from bayesrnn.models.linear import is_linear
 
 ROW_BYTES = 32
 GATES: dict[type, int] = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
@@ -107,7 +108,7 @@ def place(
     if type(owner) in GATES and isinstance(owner, nn.RNNBase):
         return _place_recurrent(owner, path, shapes, multiple)
     weight = f"{path}.weight" if path else "weight"
-    if aligned and type(owner) is nn.Linear and weight in shapes:
+    if aligned and is_linear(owner) and weight in shapes:
         return _place_linear(owner, weight, shapes, multiple)
     return None
 

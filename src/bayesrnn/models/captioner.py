@@ -20,6 +20,7 @@ from bayesrnn.models.language import (
     open_forget_gates,
     start_weights,
 )
+from bayesrnn.models.linear import Linear
 
 Picture = Literal["state", "word"]
 
@@ -89,9 +90,9 @@ class Captioner(nn.Module):
         parts = 2 if chosen.cell == "lstm" else 1  # what a state consists of
         of_state = parts * chosen.layers * chosen.hidden
         as_word = chosen.picture == "word"
-        self.picture = nn.Linear(chosen.numbers, chosen.embedding if as_word else of_state)
+        self.picture = Linear(chosen.numbers, chosen.embedding if as_word else of_state)
         self.numbers = Mask(masks.input, masks.noise)
-        self.decoder = nn.Linear(chosen.hidden, vocabulary)
+        self.decoder = Linear(chosen.hidden, vocabulary)
         start_weights(self, chosen.init)
         if chosen.cell == "lstm":
             open_forget_gates(self.rnn, chosen.layers, chosen.hidden)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import DropoutSettings, Mask, masked
 from bayesrnn.models.language import CELLS, Cell, build_layers, open_forget_gates, start_weights
+from bayesrnn.models.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Mlp(nn.Module):
             Mask(chosen.output, chosen.noise) for _ in range(settings.layers)
         )
         sizes = [settings.inputs, *[settings.hidden] * settings.layers]
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.decoder = nn.Linear(settings.hidden, settings.classes)
+        self.hidden = nn.ModuleList(Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.decoder = Linear(settings.hidden, settings.classes)
         for layer in (*self.hidden, self.decoder):
             nn.init.zeros_(layer.bias)
 
@@ -118,7 +119,7 @@ class ReviewModel(nn.Module):
         self.embedding, self.rnn = build_layers(
             vocabulary, chosen.embedding, hidden, chosen.layers, chosen.cell, masks
         )
-        self.decoder = nn.Linear(hidden, classes or 1)
+        self.decoder = Linear(hidden, classes or 1)
         start_weights(self, chosen.init)
         if chosen.cell == "lstm":
             open_forget_gates(self.rnn, chosen.layers, hidden)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
+from bayesrnn.models.linear import linear
 from bayesrnn.models.recurrence import GATES, step_by_step
 
 Kind = Literal["variational", "naive"]
@@ -297,7 +297,7 @@ class MaskedRNN(nn.Module):
         """W x + b of all gates [T, B, gates * H], or W_g (x * z_g) + b_g of each gate g
         [gates, T, B, H], where each has its own mask [gates, B, units]."""
         if mask is None:
-            return F.linear(x, weight, bias)
+            return linear(x, weight, bias)
         # One product a gate over all steps: torch would copy the weights for each step of more.
         masked = (x * mask.unsqueeze(1)).flatten(1, 2)
         weight, bias = (w.unflatten(0, (self.gates, -1)) for w in (weight, bias))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import Invalid, require
 from bayesrnn.models.dropout import DropoutSettings, MaskedEmbedding, MaskedRNN
+from bayesrnn.models.linear import Linear
 
 Cell = Literal["lstm", "gru", "rnn"]
 State = Tensor | tuple[Tensor, Tensor]
@@ -85,7 +86,7 @@ class LanguageModel(nn.Module):
         self.embedding, self.rnn = build_layers(
             vocabulary, embedding, hidden, layers, cell, dropout
         )
-        self.decoder = nn.Linear(hidden, vocabulary)
+        self.decoder: nn.Linear = Linear(hidden, vocabulary)
         if tied:
             self.decoder.weight = self.embedding.weight
         start_weights(self, init)

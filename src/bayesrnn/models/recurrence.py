@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.engine import compiled
+from bayesrnn.models.linear import linear
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1}  # by nn.RNNBase.mode
 Memory = tuple[Tensor, ...]
@@ -86,11 +87,16 @@ def _run(
     heard = h if masks.heard is None else h * masks.heard
     outputs, products, memories = [], [], []
     for from_input in read.unbind(-3):
-        products.append(heard @ weight.mT)
+        products.append(_times(heard, weight))
         memories.append(memory)
         h, heard, memory = step(mode, masks, from_input, products[-1], bias, memory)
         outputs.append(h)
     return Run(torch.stack(outputs), memory, products, memories)
+
+
+def _times(x: Tensor, weight: Tensor) -> Tensor:
+    """x times the transposed weight; a batch of products where each gate has its own."""
+    return linear(x, weight) if weight.dim() == 2 else x @ weight.mT
 
 
 def _step(
@@ -175,7 +181,7 @@ class _Recurrence(torch.autograd.Function):
                 *(ctx.mode, Masks(z_h, z_c), from_input, product, bias, memory),
                 *(d_output, d_heard, d_memory),
             )
-            d_heard = d_product @ weight
+            d_heard = _times(d_product, weight.mT)
             d_reads.append(d_read)
             d_products.append(d_product)
         d_product = torch.stack(d_products[::-1], dim=-3)  # [T, B, gates * H] or [gates, T, B, H]
@@ -183,7 +189,7 @@ class _Recurrence(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             heard = torch.cat([h[None], outputs[:-1]])
             heard = heard if z_h is None else heard * z_h.unsqueeze(-3)
-            d_weight = d_product.flatten(-3, -2).mT @ heard.flatten(-3, -2)
+            d_weight = _times(d_product.flatten(-3, -2).mT, heard.flatten(-3, -2).mT)
         if ctx.needs_input_grad[5]:
             d_bias = d_product.sum((-3, -2)).view_as(bias)
         d_read = torch.stack(d_reads[::-1], dim=-3) if ctx.mode == "GRU" else d_product

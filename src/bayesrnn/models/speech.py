@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bayesrnn.engine import compiled
 from bayesrnn.errors import require
+from bayesrnn.models.linear import Linear
 
 Window = tuple[int, int]
 """Steps of time and frequency bands that are read as one."""
@@ -116,7 +117,7 @@ class BidirectionalNetwork(nn.Module):
         self.rnn = nn.LSTM(
             bands * settings.stack, settings.hidden, settings.layers, bidirectional=True
         )
-        self.decoder = nn.Linear(2 * settings.hidden, labels)
+        self.decoder = Linear(2 * settings.hidden, labels)
         _start(self, settings.init)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,12 +158,12 @@ class HierarchicalNetwork(nn.Module):
             GridLSTM(n, cells) for n, cells in zip(inputs, settings.cells, strict=True)
         )
         self.between = nn.ModuleList(
-            nn.Linear(len(DIRECTIONS) * cells * time * frequency, units, bias=False)
+            Linear(len(DIRECTIONS) * cells * time * frequency, units, bias=False)
             for cells, (time, frequency), units in zip(
                 settings.cells, settings.windows[1:], settings.units, strict=False
             )
         )
-        self.decoder = nn.Linear(len(DIRECTIONS) * settings.cells[-1], labels)
+        self.decoder = Linear(len(DIRECTIONS) * settings.cells[-1], labels)
         _start(self, settings.init)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,81 @@
+"""`nn.Linear` and `F.linear`, whose products a CPU takes by the faster of two libraries.
+
+torch takes float32 products on a CPU by MKL, which leaves half of an AMD processor idle; oneDNN,
+which torch has as well and uses for recurrent layers, does not (docs/performance.md). The products
+are the same to rounding. Which library is used depends on the sizes alone, so that a run repeats
+itself bit by bit.
+"""
+
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SMALLEST = 1 << 23
+"""Multiplications of a product from which on oneDNN is faster; below, its calls cost more."""
+FEWEST_ROWS = 8
+"""Rows of x from which on the gradient of the weight is no slower, either."""
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by the faster library."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether its forward is known: `nn.Linear`'s own, and not that of a class made from it."""
+    return type(layer) in (nn.Linear, Linear)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] times the transposed weight [out, in], and a bias: `F.linear`.
+
+    >>> x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    >>> torch.equal(linear(x, weight), F.linear(x, weight))
+    True
+    """
+    if not _suits_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    flat: Tensor = _ByOneDNN.apply(x.reshape(-1, x.shape[-1]), weight, bias)
+    return flat.view(*x.shape[:-1], len(weight))
+
+
+def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether it is a large product of plain float32 tensors on a CPU, and nothing but autograd
+    watches."""
+    return (
+        x.device.type == weight.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() * len(weight) >= SMALLEST
+        and x.numel() >= FEWEST_ROWS * x.shape[-1]
+        and {type(x), type(weight)} <= {Tensor, nn.Parameter}
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+class _ByOneDNN(torch.autograd.Function):
+    """x [rows, in] times the transposed weight, and a bias; its gradients are such products again,
+    so that second derivatives exist."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            _ByOneDNN.apply(d_y, weight.t(), None) if of_x else None,
+            _ByOneDNN.apply(d_y.t(), x.t(), None) if of_weight else None,
+            d_y.sum(0) if of_bias else None,
+        )
