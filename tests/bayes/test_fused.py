@@ -1,5 +1,6 @@
 """The fused step (one pass for all gradients, piece by piece) against the plain one."""
 
+import copy
 import math
 import weakref
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.bayes import bayesian as bayesian_module
 from bayesrnn.bayes import block as block_module
+from bayesrnn.bayes import posterior as posterior_module
 from bayesrnn.bayes.layout import ALIGNMENT, Layout, Weight
 from bayesrnn.bayes.posterior import NOISE_PIECE, fill_normal
 
@@ -72,6 +74,40 @@ def test_the_fused_step_gives_the_gradients_of_the_graph(
     for name, gradient in reference.items():
         error = (found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12)
         assert error < 1e-10, name
+
+
+def test_with_a_grouped_prior_sigma_is_found_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draw's serves its gradients; after an update, with the noise held, it is found anew."""
+    torch.manual_seed(1)
+    model = br.bayesianize(Net().double(), br.Gaussian((0.05, 0.3)), PRIORS["by input"])
+    counted: list[int] = []
+    softplus = torch.nn.functional.softplus
+
+    def counting(x: Tensor) -> Tensor:
+        counted.append(x.numel())
+        return softplus(x)
+
+    monkeypatch.setattr(posterior_module.F, "softplus", counting)
+    gradients(model, fused=True)
+    assert sum(counted) == model.weight_count
+    counted.clear()
+    loader = DataLoader(TensorDataset(torch.arange(42).view(6, 7) % 11), batch_size=4)
+    batch = next(iter(loader))
+    found: list[list[Tensor]] = []
+    for fused in (True, False):
+        copied = copy.deepcopy(model)
+        torch.manual_seed(5)
+        objective, rate = br.FreeEnergy(loader), torch.optim.SGD(copied.parameters(), lr=0.1)
+        with copied.hold():
+            for step in range(2):
+                loss = objective(copied, copied(batch[0]).square(), batch)
+                rate.zero_grad()
+                loss.backward() if fused or step == 0 else loss.objective.backward()
+                rate.step()
+                objective.restart()
+        found.append([p.grad for p in copied.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64])

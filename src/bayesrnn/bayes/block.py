@@ -197,18 +197,24 @@ class Block(nn.Module):
         summary = None
         if prior is not None and prior.grouped and "eps" in noise:
             summary = Summary(parameters, noise)
-        for out, (piece, tensors, random) in zip(outs, self.cut(parameters, noise), strict=True):
-            weight, given = piece.weight, (self.posterior, tensors, random, out)
+        limit = self.limit(loc)
+        stds: Sequence[Tensor | None] = [None] * len(outs)
+        if summary is not None and limit is not None:  # a GPU finds them sooner than it reads them
+            wide = torch.promote_types(loc.dtype, torch.float32)
+            summary.std = torch.empty_like(loc, dtype=wide, requires_grad=False)
+            stds = self.layout.cut(summary.std, limit)
+        for i, (piece, tensors, random) in enumerate(self.cut(parameters, noise)):
+            weight, given = piece.weight, (self.posterior, tensors, random, outs[i])
             if summary is None or prior is None:
                 self.run(draw_pass)(*given)
-            elif self.limit(loc) is not None or not prior.reaches(weight.shape, weight.axis):
-                found = self.run(draw_pass)(*given, prior, weight.axis, piece.shape)
+            elif limit is not None or not prior.reaches(weight.shape, weight.axis):
+                found = self.run(draw_pass)(*given, prior, weight.axis, piece.shape, stds[i])
                 assert found is not None
                 summary.add(piece, *found, prior)
             elif self.posterior.looks_at_data:
                 self.run(draw_pass)(*given)  # and the KL is not that of what lies there
             else:  # a kernel that adds up columns draws slowly: that can wait
-                summary.lay(weight, self.run(draw_row_pass)(*given), out)
+                summary.lay(weight, self.run(draw_row_pass)(*given), outs[i])
         self.summary = summary
         return outers
 
@@ -275,8 +281,12 @@ class Block(nn.Module):
         shared: dict[str, dict[Weight, list[Tensor]]] = {
             name: {w: [] for w in self.layout.weights} for name in self.posterior.further
         }
+        known = self.summary
+        std = known.std if known is not None and known.fits(parameters, charge.noise) else None
+        stds = [] if std is None else self.layout.cut(std, limit)
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
+            tensors = tensors if std is None else {**tensors, "std": stds[i]}
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
             precision = charge.precisions.get(weight.name)
             reaches = prior.reaches(weight.shape, weight.axis)

@@ -35,6 +35,7 @@ class Summary:
         self._parts: dict[str, list[Tensor]] = {}
         self._log_q: list[Tensor] = []
         self.theta: dict[str, Tensor] = {}
+        self.std: Tensor | None = None  # flat, for the gradients of the same draw
 
     def fits(self, parameters: Tensors, noise: Tensors) -> bool:
         """Whether it is the same noise, and the learnt tensors have not changed since."""

@@ -19,14 +19,18 @@ def draw_pass(
     prior: Prior | None = None,
     axis: int | None = None,
     shape: Sequence[int] = (),
+    std: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """theta into `out`; given a grouped prior, also log q and what `settle` needs."""
+    """theta into `out`; given a grouped prior, also log q and what `settle` needs, and the standard
+    deviations into `std`."""
     if prior is None:
         out.copy_(posterior.draw(viewed(tensors, out.shape), viewed(noise, out.shape)))
         return None
     draw = look(posterior, viewed(tensors, shape), viewed(noise, shape))
     theta = posterior.move(draw.theta, viewed(tensors, shape), viewed(noise, shape))
     out.copy_(theta.view(out.shape))
+    if std is not None and draw.scale is not None:
+        std.copy_(draw.scale.view(std.shape))
     return weigh(draw, prior, axis)
 
 

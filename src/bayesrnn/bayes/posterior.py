@@ -26,7 +26,7 @@ from bayesrnn.errors import require
 Tensors = Mapping[str, Tensor]
 
 SMALLEST_SCALE = 1e-5
-NOISE_PIECE = 1 << 20
+NOISE_PIECE = 1 << 18
 
 
 def softplus_inverse(y: Tensor) -> Tensor:
@@ -116,7 +116,8 @@ class Posterior(ABC):
 
     @abstractmethod
     def std(self, parameters: Tensors) -> Tensor | None:
-        """The standard deviation of each weight; None where there is none."""
+        """The standard deviation of each weight; None where there is none. A pass may be given it
+        with the learnt tensors, as "std", where the draw has found it already."""
 
     @abstractmethod
     def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
@@ -290,6 +291,8 @@ class Gaussian(Posterior):
         return {"loc": d_loc, "rho": d_scale * torch.sigmoid(parameters["rho"])}
 
     def std(self, parameters: Tensors) -> Tensor:
+        if "std" in parameters:  # as the draw has found it
+            return parameters["std"]
         if self.learn_scale:
             return F.softplus(parameters["rho"]) + SMALLEST_SCALE
         loc = parameters["loc"]

@@ -269,7 +269,7 @@ class ScaleMixture(Prior):
         if precision is None:
             sums, count = self.sums(theta, axis), self.group_size(theta.shape, axis)
             precision = self.settle(sums, count, values)[1]
-        return -theta * precision
+        return theta * -precision
 
     @property
     def grouped(self) -> bool:
