@@ -4,6 +4,7 @@ from bayesrnn.models.captioner import Captioner, CaptionerSettings
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
+from bayesrnn.models.linear import Linear
 from bayesrnn.models.speech import SpeechSettings, build_speech_network
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "DropoutSettings",
     "LanguageModel",
     "LanguageSettings",
+    "Linear",
     "Mask",
     "MaskedEmbedding",
     "MaskedRNN",
