@@ -22,6 +22,7 @@ from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import Look
 from bayesrnn.bayes.processes import in_process_group
+from bayesrnn.errors import require
 
 
 @runtime_checkable
@@ -166,6 +167,10 @@ class FreeEnergy:
     and a sequence of its own), or any object with `targets` whose batches have `targets` and
     `streams`. `kl` is "auto" (exact where there is a closed form), "exact" or "sample".
 
+    Where several processes train together, each with a loader of its own part, `processes` says how
+    many parts, of equal length, make an epoch; a `DataLoader` knows it from its
+    `DistributedSampler`.
+
     The loss passed in is the negative log-likelihood of the batch, **summed**: a scalar, or a
     vector with one entry a sequence, which is summed here.
 
@@ -184,10 +189,12 @@ class FreeEnergy:
     (0.2, 1.0)
     """
 
-    def __init__(self, loader: object, kl: Estimator = "auto") -> None:
+    def __init__(
+        self, loader: object, kl: Estimator = "auto", processes: int | None = None
+    ) -> None:
         self.kl = kl
         self.warmth: float | Tensor = 1.0
-        self.targets, self.processes, self._sizes = _count_epoch(loader)
+        self.targets, self.processes, self._sizes = _count_epoch(loader, processes)
         self._error, self._complexity = torch.zeros(2, dtype=torch.float64).unbind()
         self._defined = True
         self.restart()
@@ -316,11 +323,19 @@ class Epoch(NamedTuple):
     penalty: float
 
 
-def _count_epoch(loader: object) -> tuple[int, int, set[int] | None]:
+def _count_epoch(loader: object, parts: int | None) -> tuple[int, int, set[int] | None]:
     """The targets of an epoch over all processes, the number of processes that share it, and how
     many examples a batch may have (None: the batches know themselves)."""
+    require((parts is None or parts >= 1, "processes", f"must be at least 1, got {parts}"))
     if isinstance(loader, CountedLoader):
-        return loader.targets, 1, None
+        if parts is None and in_process_group():
+            raise ValueError(
+                f"several processes train together, and a {type(loader).__name__} does not say "
+                "whether it holds all the data or this process's part: give "
+                "FreeEnergy(loader, processes=1), or the number of parts"
+            )
+        parts = parts or 1
+        return loader.targets * parts, parts, None
     if isinstance(loader, DataLoader):
         batches = loader.batch_sampler
         if isinstance(batches, BatchSampler) and isinstance(batches.sampler, Sized):
@@ -331,7 +346,8 @@ def _count_epoch(loader: object) -> tuple[int, int, set[int] | None]:
                     f"an epoch of this DataLoader is empty: {len(sampler)} examples, "
                     f"batch_size {size}, drop_last={drops}"
                 )
-            processes = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+            own = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+            processes = parts or own
             return examples * processes, processes, {size, examples % size} - {0}
     raise TypeError(
         f"cannot tell how many targets an epoch of {type(loader).__name__} has, so the KL's weight "

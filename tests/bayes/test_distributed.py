@@ -107,6 +107,36 @@ def test_the_mean_gradient_is_that_of_the_whole_free_energy(ranks: list[dict[str
         assert torch.allclose(double(found), parameter.grad.reshape(-1), rtol=1e-9, atol=1e-12)
 
 
+def test_a_loader_of_streams_must_say_into_how_many_parts_the_text_is_cut(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for report in ranks:
+        assert "processes=1), or the number of parts" in report["streams"]["refused"]
+        assert report["streams"]["share"] == pytest.approx(0.5)
+
+
+def test_of_streams_the_mean_gradient_is_that_of_the_whole_free_energy(
+    ranks: list[dict[str, Any]],
+) -> None:
+    """(errors of both ranks + the whole batch's share of the KL, averaged over the draws) / 4."""
+    model, _ = two_processes.build()
+    for parameter, last in zip(model.parameters(), ranks[0]["last"], strict=True):
+        parameter.data.copy_(double(last).view_as(parameter))
+    reports = [report["streams"] for report in ranks]
+    targets = sum(report["targets"] for report in reports)
+    for steps in zip(*(report["steps"] for report in reports), strict=True):
+        model.zero_grad()
+        for step in steps:
+            model.resample()
+            for block, eps in zip(model.blocks, step["eps"], strict=True):
+                block.noise = {"eps": double(eps)}
+            x = double(step["x"])
+            share = 2 * x.shape[0] * x.shape[1] / targets  # of both ranks together
+            ((model(x).square().sum() + share * model.kl("sample") / 2) / 4).backward()
+        for found, parameter in zip(steps[0]["gradient"], model.parameters(), strict=True):
+            assert torch.allclose(double(found), parameter.grad.reshape(-1), rtol=1e-9, atol=1e-12)
+
+
 def test_the_fisher_estimate_is_refused_in_a_process_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from bayesrnn.bayes import Bayesian, Gaussian, Normal, ScaleMixture, bayesianize
+from bayesrnn.data.batching import StreamLoader
 from bayesrnn.objective import FreeEnergy
 
 
@@ -28,6 +30,31 @@ def build() -> tuple[Bayesian, TensorDataset]:
 
 def gradients(model: nn.Module) -> list[list[float]]:
     return [p.grad.reshape(-1).tolist() for p in model.parameters()]
+
+
+WORDS = 24
+
+
+def by_streams(parallel: DistributedDataParallel, model: Bayesian, rank: int) -> dict[str, object]:
+    """A loader of this package, which reads this rank's half of a text."""
+    ids = np.arange(2 * WORDS)[rank * WORDS : (rank + 1) * WORDS]
+    loader = StreamLoader(ids, streams=2, unroll=5)
+    try:
+        FreeEnergy(loader)
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    objective = FreeEnergy(loader, "sample", processes=2)
+    found: list[object] = []
+    for batch in loader:
+        model.zero_grad()
+        x = torch.stack([batch.x, batch.y, batch.x - batch.y], dim=-1).double() / WORDS
+        loss = objective(parallel, parallel(x).square().sum(), batch)
+        loss.backward()
+        eps = [block.noise["eps"].tolist() for block in model.blocks]
+        found.append({"x": x.tolist(), "eps": eps, "gradient": gradients(model)})
+    share = objective.epoch.share
+    return {"refused": refused, "steps": found, "share": share, "targets": loader.targets}
 
 
 def main(store: str, rank: int) -> None:
@@ -71,6 +98,7 @@ def main(store: str, rank: int) -> None:
         optimiser.step()
     report["epoch share"] = objective.epoch.share
     report["last"] = [p.reshape(-1).tolist() for p in model.parameters()]
+    report["streams"] = by_streams(parallel, model, rank)
     model.resample(generator=torch.Generator().manual_seed(6))
     report["own generator"] = [block.noise["eps"].tolist() for block in model.blocks]
     print(json.dumps(report), flush=True)

@@ -1,6 +1,7 @@
 """Calibration figures against torchmetrics, slow direct sums, and cases known by hand."""
 
 import math
+import random
 from types import ModuleType
 
 import pytest
@@ -192,3 +193,31 @@ def test_impossible_inputs_are_refused() -> None:
         reliability(p[:, 0], y, 3, "height")  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="loss must be of uncertainty's shape"):
         risk_coverage(p[:, 0], y[:2])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=20), st.randoms())
+def test_adaptive_bins_do_not_depend_on_the_order_of_the_data(
+    pairs: list[tuple[int, bool]], chance: random.Random
+) -> None:
+    shuffled = chance.sample(pairs, len(pairs))
+    found = []
+    for each in (pairs, shuffled):
+        confidence = torch.tensor([place / 3 for place, _ in each])
+        correct = torch.tensor([right for _, right in each])
+        found.append(reliability(confidence, correct, 5, "count"))
+    assert torch.equal(found[0].count, found[1].count)
+    assert torch.allclose(found[0].accuracy, found[1].accuracy)
+    assert torch.allclose(found[0].confidence, found[1].confidence)
+
+
+def test_half_right_at_one_half_is_calibrated_in_any_order() -> None:
+    confidence, correct = torch.full((300,), 0.5), torch.arange(300) < 150
+    assert reliability(confidence, correct, 15, "count").error == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bins", [3, 7, 10, 15])
+def test_a_bin_of_equal_width_holds_its_lower_edge(bins: int, dtype: torch.dtype) -> None:
+    edges = torch.tensor([place / bins for place in range(bins)], dtype=dtype)
+    diagram = reliability(edges, torch.ones(bins, dtype=torch.bool), bins)
+    assert diagram.count.tolist() == [1] * bins

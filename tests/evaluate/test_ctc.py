@@ -252,3 +252,14 @@ def _edited(one: tuple[int, ...]) -> set[tuple[int, ...]]:
     other = {(*one[:i], k, *one[i + 1 :]) for i in range(len(one)) for k in (1, 2)}
     longer = {(*one[:i], k, *one[i:]) for i in range(len(one) + 1) for k in (1, 2)}
     return shorter | other | (longer if len(one) < 5 else set())
+
+
+def test_a_long_utterance_in_float32_keeps_its_digits() -> None:
+    torch.manual_seed(1)
+    logits, lengths = torch.randn(800, 2, 62), torch.tensor([800, 700])
+    y = torch.randint(1, 62, (2, 60))
+    exact = losses_and_gradient(ctc_nll, logits.double(), lengths, y)
+    found = losses_and_gradient(ctc_nll, logits, lengths, y)
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[1].double(), exact[1], rtol=0, atol=1e-5)

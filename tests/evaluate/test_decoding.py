@@ -10,7 +10,8 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn.bayes import Bayesian
 from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
-from bayesrnn.evaluate.reader import draw_seeds
+from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.evaluate.reader import Reader, draw_seeds
 from bayesrnn.models import Captioner, CaptionerSettings
 
 END, UNKNOWN, VOCABULARY, WORDS = 1, 4, 5, 4
@@ -185,3 +186,53 @@ def test_impossible_ways_are_refused() -> None:
     assert {key for key, _ in caught.value.problems} == {"beam", "power", "words"}
     with pytest.raises(br.Invalid, match="temperature draws words one by one"):
         Decoding(beam=3, temperature=1.0)
+
+
+def test_a_greedy_caption_that_fills_all_words_allowed_may_still_end() -> None:
+    model, given = small_model(), pictures(400)
+    whole = decode_captions(model, given, END, Decoding(beam=1, words=6), forbidden=[UNKNOWN])
+    tight = 0
+    for picture, caption in zip(given, whole, strict=True):
+        if not caption.ended or not caption.ids:
+            continue
+        for words in {len(caption.ids), max(1, len(caption.ids) - 1)}:
+            how = Decoding(beam=1, words=words)
+            (found,) = decode_captions(model, picture[None], END, how, forbidden=[UNKNOWN])
+            assert found.ids == caption.ids[:words]
+            assert found.ended == (words == len(caption.ids))
+            if found.ended:
+                assert found.log_p == pytest.approx(caption.log_p, rel=1e-9)
+                tight += 1
+    assert tight > 2
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        br.DropoutSettings(input=0.5, recurrent=0.5, output=0.5, cell=0.3),
+        br.DropoutSettings(input=0.5, recurrent=0.5, output=0.5, tied=False, connect=0.3),
+        br.DropoutSettings(input=0.5, recurrent=0.5, output=0.5, connect=0.3, shared=True),
+    ],
+    ids=["tied", "untied", "shared"],
+)
+def test_a_beam_that_changes_rows_takes_its_masks_along(dropout: br.DropoutSettings) -> None:
+    """Three beginnings that go on from row 1 are one sentence: the same masks, the same logits; and
+    they are those that row 1 has without the others."""
+    model = small_model(1e-4, dropout)
+    given, words = pictures(3), torch.tensor([[2, 3, 0]])
+
+    def started() -> Reader:
+        reader = Reader(model, 5, torch.device("cpu"))
+        reader.read(torch.full((1, 3), END), pictures=given)
+        return reader
+
+    with evaluating(model):
+        alone, beside = started(), started()
+        beside.take(torch.tensor([1, 1, 1, 0]))
+        found = beside.read(torch.tensor([[3, 3, 3, 2]]))[0]
+        wanted = alone.read(words)[0]
+        assert torch.allclose(found[:3], found[:1], rtol=1e-12)
+        assert torch.allclose(found[[0, 3]], wanted[[1, 0]], rtol=1e-12)
+        again = beside.read(torch.tensor([[0, 0, 2, 0]]))[0]
+        assert torch.allclose(again[0], again[1], rtol=1e-12)
+        assert not torch.allclose(again[0], again[2])

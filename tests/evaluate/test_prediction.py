@@ -183,3 +183,34 @@ def test_uncertainty_stays_within_its_bounds(draws: list[list[float]]) -> None:
     assert found.mean.sum().item() == pytest.approx(1)
     assert -1e-12 <= found.aleatoric.item() <= found.total.item() + 1e-12
     assert found.total.item() <= math.log(3) + 1e-12
+
+
+def test_means_and_targets_of_different_shapes_are_refused() -> None:
+    """torch would make [4, 4] of [4, 1] and [4]."""
+    output = br.outputs.Normal(1.0)
+    means, targets = torch.zeros(4, 1), torch.zeros(4)
+    with pytest.raises(ValueError, match=r"\(4, 1\) and the targets \(4,\).*squeeze"):
+        output.nll(means, targets)
+    prediction = output.predict(output.moments(means))
+    with pytest.raises(ValueError, match="squeeze"):
+        output.error(prediction, targets)
+    assert output.nll(means.squeeze(-1), targets).shape == (4,)
+
+
+def test_a_normal_output_without_noise_is_infinitely_wrong_not_nan() -> None:
+    raw = torch.tensor([[0.0, -110.0]])  # softplus(-110) is 0 in float32
+    assert br.outputs.Normal().nll(raw, torch.tensor([1.0])).item() == math.inf
+    assert br.outputs.Normal(0.0).nll(torch.zeros(1), torch.zeros(1)).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_categories_of_half_precision_are_averaged_in_single(dtype: torch.dtype) -> None:
+    raw = torch.randn(10, 6, 10_000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    output = br.Categorical()
+    draws = [output.moments(each) for each in raw]
+    averages = tuple(torch.stack(part).mean(dim=0) for part in zip(*draws, strict=True))
+    p = raw.double().softmax(dim=-1)
+    entropy = torch.special.entr(p.mean(dim=0)).sum(dim=-1)
+    found = output.predict(averages)
+    torch.testing.assert_close(found.total.double(), entropy, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.mean.double().sum(-1), torch.ones(6).double())

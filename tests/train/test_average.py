@@ -94,3 +94,11 @@ def test_what_is_frozen_is_left_alone() -> None:
     assert average.count == 0
     average.note(4)
     assert set(average.means) == {"weight"}
+
+
+@pytest.mark.parametrize(("after", "said"), [(1, False), (2, True), (9, True)])
+def test_an_average_that_would_never_begin_is_said(tmp_path: Path, after: int, said: bool) -> None:
+    recipe = small_recipe(tmp_path, train={"average_after": after, "epochs": 2})
+    train(recipe, tmp_path / "run", quiet=True)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert (f"train.average_after is {after}, and there are 2 epochs" in log) == said

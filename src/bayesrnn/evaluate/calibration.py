@@ -117,7 +117,9 @@ def brier(probabilities: Tensor, targets: Tensor) -> Tensor:
 def reliability(
     confidence: Tensor, correct: Tensor, bins: int = BINS, binning: Binning = "width"
 ) -> Reliability:
-    """A bin of equal width holds its lower edge, the last one both of its edges."""
+    """A bin of equal width holds its lower edge, the last one both of its edges. Of bins of equal
+    count, all predictions of one confidence are in the same, that of their middle one: so the order
+    of the data does not matter."""
     require(
         (bins >= 1, "bins", f"must be at least 1, got {bins}"),
         (len(confidence) > 0, "confidence", "must hold at least one prediction"),
@@ -133,12 +135,12 @@ def reliability(
         ),
     )
     if binning == "width":
-        edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
-        place = torch.bucketize(confidence, edges[1:-1], right=True)
+        edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+        place = torch.bucketize(confidence, edges.to(confidence.dtype), right=True)
     else:
-        order = confidence.argsort(stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device) * bins // len(order)
+        _, of_value, sizes = confidence.unique(return_inverse=True, return_counts=True)
+        middle = sizes.cumsum(0) - sizes + (sizes - 1) // 2
+        place = (middle * bins // len(confidence))[of_value]
 
     def summed(values: Tensor) -> Tensor:
         return torch.bincount(place, values.double(), bins)

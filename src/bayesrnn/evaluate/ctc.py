@@ -41,12 +41,14 @@ def ctc_nll(log_p: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
 
     `log_p` is [T, B, labels], `lengths` [B]; in `y` [B, S] negative numbers are padding. In
     training with lengths that are on a GPU it is `CtcOnDevice`; torch's own, which is faster where
-    nothing is recorded, asks the host for them.
+    nothing is recorded, asks the host for them. Both in float64: in float32 the gradient of a long
+    utterance has two or three digits.
     """
     if lengths.is_cuda and torch.is_grad_enabled():
         return CtcOnDevice.apply(log_p, lengths, y)
     counts = (y >= 0).sum(dim=1)
-    return F.ctc_loss(log_p, y.clamp_min(0), lengths, counts, BLANK, reduction="none")
+    found = F.ctc_loss(log_p.double(), y.clamp_min(0), lengths, counts, BLANK, reduction="none")
+    return found.to(log_p.dtype)
 
 
 class CtcOnDevice(torch.autograd.Function):

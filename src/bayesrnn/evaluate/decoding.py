@@ -1,7 +1,8 @@
 """Captions from a captioner: greedy, drawn, or the best of a beam; from the posterior mean, from an
 average over draws at every word, or from a single draw.
 
-All pictures of a batch go on together, and none depends on which others are beside it.
+All pictures of a batch go on together, and none depends on which others are beside it (but for the
+masks of MC dropout, which are drawn for a whole batch).
 """
 
 import math
@@ -101,7 +102,7 @@ def decode_captions(
     require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
     seeds: list[int | None] = [*draw_seeds(seed, samples)] if samples else [None]
     chance = torch.Generator().manual_seed(seed)  # all of it now: the same however cut into batches
-    chances = torch.rand(len(vectors), how.words, generator=chance, dtype=torch.float64)
+    chances = torch.rand(len(vectors), how.words + 1, generator=chance, dtype=torch.float64)
     found: list[Caption] = []
     with evaluating(model):
         for pictures, chosen in zip(vectors.split(batch), chances.split(batch), strict=True):
@@ -136,13 +137,14 @@ def _one_by_one(
     said: list[Tensor] = []
     log_p = torch.zeros(rows, dtype=torch.float64, device=pictures.device)
     ended = torch.zeros(rows, dtype=torch.bool, device=pictures.device)
-    for place in range(how.words):
+    for place in range(how.words + 1):
         start = {"pictures": pictures} if place == 0 else {}
         next_p = _allowed(voices.read(words, **start), forbidden)
         words = next_p.argmax(dim=1) if chances is None else _drawn(next_p, how, chances[:, place])
-        log_p += torch.where(ended, 0.0, next_p.gather(1, words[:, None]).squeeze(1))
+        silent = ended if place < how.words else ended | (words != end)  # no room but for the end
+        log_p += torch.where(silent, 0.0, next_p.gather(1, words[:, None]).squeeze(1))
         words = torch.where(ended, end, words)
-        said.append(words)
+        said += [words] if place < how.words else []
         ended |= words == end
         if bool(ended.all()):
             break

@@ -4,7 +4,9 @@ The text is read segment by segment. A segment is first scored, with weights tha
 segments only; then they take one step of gradient descent on it: the gradient of its NLL, summed
 over the segment, at the posterior mean, without the KL. What moves is the means and the ordinary
 parameters; the state is carried on. Of several streams all segments are scored, and then one after
-the other is learnt from. All of this happens to a copy: the model itself is never written to.
+the other is learnt from. (So the last target of a stream, which is the first word of the next one,
+has been read, though not predicted, before it is scored: one word a stream.) All of this happens to
+a copy: the model itself is never written to.
 
 By variance, each weight moves in proportion to its sigma^2: what the posterior knows well stays
 where it is, what it does not know learns fast. That is the first-order step of online Bayes: with

@@ -56,8 +56,8 @@ class Categorical:
     """
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
-        log_p = raw.log_softmax(dim=-1)
-        p = log_p.exp()
+        wide = torch.promote_types(raw.dtype, torch.float32)
+        p = raw.to(wide).softmax(dim=-1)
         return p, torch.special.entr(p).sum(dim=-1)
 
     def predict(self, averages: tuple[Tensor, ...]) -> Prediction:
@@ -112,9 +112,21 @@ class Normal:
 
     def nll(self, raw: Tensor, target: Tensor) -> Tensor:
         mean, scale = self._read(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+        _check_shapes(mean, target)
+        scale = scale.clamp_min(torch.finfo(scale.dtype).tiny)  # softplus may give 0
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
 
     def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
         """The root of the mean squared difference."""
+        _check_shapes(prediction.mean, target)
         square = (prediction.mean.double() - target).square().mean().item()
         return {"rmse": math.sqrt(square)}
+
+
+def _check_shapes(mean: Tensor, target: Tensor) -> None:
+    """torch would spread [N, 1] and [N] to [N, N] without a word."""
+    if mean.shape != target.shape:
+        raise ValueError(
+            f"the means have shape {tuple(mean.shape)} and the targets {tuple(target.shape)}: give "
+            "both the same (a last axis of 1 goes with squeeze(-1))"
+        )

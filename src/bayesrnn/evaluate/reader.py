@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.models.dropout import Mask
+from bayesrnn.models.dropout import Held, Mask
 from bayesrnn.models.language import as_state, as_tensors
 
 Advance = Callable[[int], None]
@@ -29,7 +29,7 @@ class Reader:
         self._generator = torch.Generator(device)
         self._after: Tensor | None = None  # the generator's state after the last cut
         self._masks = [part for part in model.modules() if isinstance(part, Mask)]
-        self._held: list[dict[tuple[int, ...], Tensor]] = []
+        self._held: list[Held] = []
 
     def read(self, x: Tensor, **start: Tensor) -> Tensor:
         """The logits [T, B, V] of the next cut; `start` is what the model wants beside the words
@@ -52,6 +52,8 @@ class Reader:
     def take(self, rows: Tensor) -> None:
         """Go on with these rows of the batch, some of them perhaps several times."""
         self._carried = tuple(part.index_select(1, rows) for part in self._carried)
+        pairs = zip(self._masks, self._held, strict=False)  # none yet, before the first cut
+        self._held = [mask.of_rows(held, rows) for mask, held in pairs]
 
     def _run(self, x: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         logits, state = self._model(x, as_state(self._carried), **start)

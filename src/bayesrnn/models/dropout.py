@@ -21,6 +21,8 @@ from bayesrnn.models.recurrence import GATES, step_by_step
 Kind = Literal["variational", "naive"]
 Noise = Literal["bernoulli", "gaussian"]
 Mode = Literal["auto", "off", "held"]
+Held = dict[tuple[int, ...], Tensor]
+"""Masks by their shape."""
 
 RATES = ("input", "recurrent", "output", "word", "cell", "connect")
 
@@ -129,12 +131,14 @@ class Mask(nn.Module):
         noise: Noise = "bernoulli",
         per_step: bool = False,
         at_test: bool = True,
+        by_row: bool = True,
     ) -> None:
         super().__init__()
         require((0 <= rate < 1, "rate", f"must be 0 or above and below 1, got {rate}"))
         self.rate, self.noise, self.per_step, self.at_test = rate, noise, per_step, at_test
+        self.by_row = by_row  # the last axis but one is that of the batch
         self.mode: Mode = "auto"
-        self.held: dict[tuple[int, ...], Tensor] = {}  # by shape: other rows, other sequences
+        self.held: Held = {}  # by shape: other rows, other sequences
         self._generator: torch.Generator | None = None
 
     def extra_repr(self) -> str:
@@ -144,6 +148,14 @@ class Mask(nn.Module):
         """Let go of held masks; the next ones come from this generator (None: torch's own)."""
         self.held = {}
         self._generator = generator
+
+    def of_rows(self, held: Held, rows: Tensor) -> Held:
+        """Held masks of these rows of the batch: a sequence that goes on in another row takes its
+        mask along."""
+        if not self.by_row:
+            return held
+        taken = [mask.index_select(-2, rows) for mask in held.values()]
+        return {tuple(mask.shape): mask for mask in taken}
 
     def forward(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
         """The mask of this forward, of `like`'s type and device; None where nothing is masked."""
@@ -221,16 +233,19 @@ class MaskedRNN(nn.Module):
         self.gates = GATES[plain.mode]
         self.dropout = dropout
 
-        def masks(rate: float, per_step: bool = False) -> nn.ModuleList:
-            each = (Mask(rate, dropout.noise, per_step) for _ in range(plain.num_layers))
+        by_row = not dropout.shared
+
+        def masks(rate: float, per_step: bool = False, by_row: bool = by_row) -> nn.ModuleList:
+            kind = (rate, dropout.noise, per_step)
+            each = (Mask(*kind, by_row=by_row) for _ in range(plain.num_layers))
             return nn.ModuleList(each)
 
         naive = dropout.kind == "naive"
         self.input = masks(dropout.input, naive)
         self.recurrent = masks(dropout.recurrent)
         self.cell = masks(dropout.cell)
-        self.connect = masks(dropout.connect)
-        self.output = Mask(dropout.output, dropout.noise, naive)
+        self.connect = masks(dropout.connect, by_row=False)
+        self.output = Mask(dropout.output, dropout.noise, naive, by_row=by_row)
 
     def forward(
         self, x: Tensor, state: Tensor | tuple[Tensor, Tensor] | None = None

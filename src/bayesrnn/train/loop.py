@@ -433,6 +433,11 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
+        if self.settings.average_after >= self.settings.epochs:
+            self.reporter.say(
+                f"train.average_after is {self.settings.average_after}, and there are "
+                f"{self.settings.epochs} epochs: nothing will be averaged"
+            )
 
 
 def located(data: Data) -> Data:
