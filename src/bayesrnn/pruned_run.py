@@ -181,6 +181,7 @@ def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
         decay_after=1,
         warm_up=0,
         average_after=0,
+        look_after=0,
         max_steps=0,
     )
     return replace(recipe, train=new)

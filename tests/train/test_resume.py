@@ -34,6 +34,10 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "learnt prior": {"prior": {"kind": "normal", "scale": "learn"}},
     "averaged": {"train": {"average_after": 1}},
+    "looks late": {
+        "posterior": {"kind": "sharpened", "scale": 0.05, "sigma0": 0.1, "eta": 0.05},
+        "train": {"look_after": 1},
+    },
     "warmed up": {"train": {"warm_up": 1}},
 }
 

@@ -53,6 +53,7 @@ class Bayesian(nn.Module):
         self.priors = nn.ModuleList(priors)
         self.binding = Binding(module, blocks, slots)
         self._masks = [part for part in module.modules() if isinstance(part, Mask)]
+        self.looking = True  # whether posteriors that look at the data do, in training
         self._mode: Literal["auto", "mean", "sample"] = "auto"
         self._holding = False  # the present draw stays over several forwards
         self._keep = False  # the next forward uses the present draw
@@ -117,13 +118,14 @@ class Bayesian(nn.Module):
 
         `nll` runs the model on the batch at hand and returns its mean loss: posteriors that look at
         the data (sharpened ones) need it in training, the others ignore it; without it, in eval
-        mode, they give the draw that has not looked. `around` the "mean" is without noise before
-        that look. With several `looks`, which is not in the paper, each is taken where those before
-        it have led, and their average counts. `generator` must be on the weights' device; without
-        it the draw comes from torch's own, and differs between the ranks of a process group.
+        mode, or with `looking` off, they give the draw that has not looked. `around` the "mean" is
+        without noise before that look. With several `looks`, which is not in the paper, each is
+        taken where those before it have led, and their average counts. `generator` must be on the
+        weights' device; without it the draw comes from torch's own, and differs between the ranks
+        of a process group.
         """
         require((looks >= 1, "looks", f"must be at least 1, got {looks}"))
-        looking = [block for block in self.each_block() if block.posterior.looks_at_data]
+        looking = [b for b in self.each_block() if b.posterior.looks_at_data and self.looking]
         self._look, self._looked, self._ready = None, False, None
         if looking and nll is None and self.training:
             raise RuntimeError(

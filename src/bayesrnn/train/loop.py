@@ -154,9 +154,13 @@ class Trainer:
             self.reporter.say(warning)
         kept = self._restore(checkpoint) if checkpoint else 0
         self._say_start(checkpoint is not None)
-        update = Update(optimizer, self.settings.clip, task.batches.device)
-        self.take = Step(model, task.nll, self.objective, update, self.settings, self.reporter.say)
+        self.take = self._step()
         self.metrics = MetricsLog(run, kept)
+
+    def _step(self) -> Step:
+        update = Update(self.optimizer, self.settings.clip, self.task.batches.device)
+        say = self.reporter.say
+        return Step(self.model, self.task.nll, self.objective, update, self.settings, say)
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -167,6 +171,7 @@ class Trainer:
         with self._signals():
             while not self._done() and self.stopped_by is None:
                 self._one_epoch()
+            self.model.looking = True
             if (self.step, self.epoch) != began:
                 self.save()
             if self.best is not None:
@@ -197,6 +202,7 @@ class Trainer:
         lr = learning_rate(
             self.epoch, self.settings.lr, self.settings.decay, self.settings.decay_after
         )
+        self._look_or_not()
         self.take.update.set_rate(lr)
         for batch in self._batches():
             self._update(batch)
@@ -207,6 +213,14 @@ class Trainer:
                 self.save()
         if self.task.batches.position in (0, len(self.task.batches)):
             self._end_epoch(lr)
+
+    def _look_or_not(self) -> None:
+        """Posteriors that look at the data begin to after so many epochs. A step that looks is
+        another one, so it is recorded anew."""
+        looking = self.epoch >= self.settings.look_after
+        if looking != self.model.looking:
+            self.model.looking = looking
+            self.take = self._step()
 
     def _batches(self) -> Iterator[Batch]:
         """What is left of the epoch: nothing, when it was stopped right at its end."""
@@ -433,11 +447,14 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
-        if self.settings.average_after >= self.settings.epochs:
-            self.reporter.say(
-                f"train.average_after is {self.settings.average_after}, and there are "
-                f"{self.settings.epochs} epochs: nothing will be averaged"
-            )
+        never = {"average_after": "averaged", "look_after": "looked at"}
+        for key, what in never.items():
+            after = getattr(self.settings, key)
+            if after >= self.settings.epochs:
+                self.reporter.say(
+                    f"train.{key} is {after}, and there are {self.settings.epochs} epochs: nothing "
+                    f"will be {what}"
+                )
 
 
 def located(data: Data) -> Data:

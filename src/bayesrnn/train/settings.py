@@ -43,7 +43,8 @@ class TrainSettings:
     all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
     class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit. After
     `average_after` epochs (0: never) all that is learnt is averaged over the steps, and the average
-    is what is validated and saved as the model.
+    is what is validated and saved as the model. Posteriors that look at the data (sharpening) do so
+    after `look_after` epochs only.
     `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
     it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
@@ -67,6 +68,7 @@ class TrainSettings:
     warm_up: int = 0
     clip: float = 5.0
     average_after: int = 0
+    look_after: int = 0
     draws: int = 1
     valid_streams: int = 1
     keep: Literal["last", "best"] = "last"
@@ -110,6 +112,7 @@ class TrainSettings:
                 f"{self.warm_up}",
             ),
             at_least("average_after", 0),
+            at_least("look_after", 0),
             at_least("draws", 1),
             at_least("valid_streams", 1),
             at_least("patience", 0),
