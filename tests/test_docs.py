@@ -1,5 +1,6 @@
 """What the documents show must run, and what they name must exist."""
 
+import math
 import re
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def test_the_example_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     exec(code[1], found)
     assert found["words"].mean.shape[-1] == len(found["corpus"].vocabulary)  # type: ignore[attr-defined]
     assert Path("my-model/model.safetensors").exists()
+    per_word = found["nll"].item() / found["batch"].targets  # type: ignore[attr-defined]
+    assert per_word < math.log(len(found["corpus"].vocabulary))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -539,7 +539,7 @@ def test_bits_of_a_weight_by_hand() -> None:
 
 
 def test_what_is_left_of_rows_and_units() -> None:
-    model = br.bayesianize(nn.LSTM(3, 2), br.Delta(), br.Uniform())
+    model = br.bayesianize(nn.LSTM(3, 2), br.Gaussian(1.0, learn_scale=False), br.Uniform())
     with torch.no_grad():
         block = next(model.each_block())
         weights = block.layout.split(block.parameters_by_name["loc"])
@@ -564,7 +564,7 @@ def test_what_is_left_of_rows_and_units() -> None:
 
 
 def test_dead_units() -> None:
-    model = br.bayesianize(nn.Linear(3, 4), br.Delta(), br.Uniform())
+    model = br.bayesianize(nn.Linear(3, 4), br.Gaussian(1.0, learn_scale=False), br.Uniform())
     with torch.no_grad():
         block = next(model.each_block())
         weight = block.layout.split(block.parameters_by_name["loc"])["weight"]

@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import Look
@@ -192,6 +192,8 @@ class FreeEnergy:
     def __init__(
         self, loader: object, kl: Estimator = "auto", processes: int | None = None
     ) -> None:
+        known = get_args(Estimator)
+        require((kl in known, "kl", f"must be one of {', '.join(known)}, got {kl!r}"))
         self.kl = kl
         self.warmth: float | Tensor = 1.0
         self.targets, self.processes, self._sizes = _count_epoch(loader, processes)
@@ -255,8 +257,7 @@ class FreeEnergy:
         is the batch's as a tensor, where a replay is to read it anew every time."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
-        if not isinstance(inner, Bayesian):
-            raise TypeError(f"expected a model made by bayesianize, got {type(inner).__name__}")
+        check_bayesian(inner)
         if inner.per_sequence and nll.shape != (streams,):
             raise ValueError(
                 "the Fisher estimate needs one loss a sequence: expected a vector of "

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.bayes.block import Block
 from bayesrnn.description import complexity
 from bayesrnn.errors import require
@@ -100,6 +100,7 @@ def choose(
     by: Ranking = "snr",
 ) -> Masks:
     """Which weights `prune` would leave: True for those, by block and name."""
+    check_bayesian(model)
     fractions = [] if fraction is None else [fraction]
     thresholds = [] if threshold is None else [threshold]
     require(
@@ -209,7 +210,14 @@ def _check_comparable(model: Bayesian, by_threshold: bool) -> None:
     name, what = "per_tensor", f"must be set: {why}"
     if by_threshold:
         name, what = "threshold", f"cannot be set: {why}; use a fraction, and per_tensor"
-    require((not mixed(model), name, what))
+    require(
+        (not mixed(model), name, what),
+        (
+            not (by_threshold and model.all_points),
+            "threshold",
+            "cannot be set: all weights are points, which have no signal to noise; use a fraction",
+        ),
+    )
 
 
 # --- what it costs ----------------------------------------------------------------------------

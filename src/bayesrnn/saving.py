@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian, Delta, Posterior, Prior, Uniform, bayesianize
+from bayesrnn.bayes import (
+    Bayesian,
+    Delta,
+    Posterior,
+    Prior,
+    Uniform,
+    bayesianize,
+    check_bayesian,
+)
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
@@ -52,6 +60,7 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
     What was pruned takes no room. `mean_only` leaves out the scales and the priors: `load` then
     gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior.
     """
+    check_bayesian(model)
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         try:

@@ -1,6 +1,6 @@
 """Posteriors, priors, their KL, and `bayesianize`."""
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
 from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
@@ -19,6 +19,7 @@ __all__ = [
     "Sharpened",
     "Uniform",
     "bayesianize",
+    "check_bayesian",
     "default_input_axis",
     "sharpen",
     "weight_bits",

@@ -460,5 +460,12 @@ class Bayesian(nn.Module):
             yield hyper
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without what belongs to a batch or a graph."""
-        return {**self.__dict__, "_look": None, "_ready": None}
+        """For a copy: without what belongs to a batch, a graph or a `with` block."""
+        apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
+        return {**self.__dict__, **apart}
+
+
+def check_bayesian(model: object) -> None:
+    """Plain modules are easily taken for what `bayesianize` makes of them."""
+    if not isinstance(model, Bayesian):
+        raise TypeError(f"expected a model made by bayesianize, got {type(model).__name__}")

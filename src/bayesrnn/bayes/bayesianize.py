@@ -51,6 +51,11 @@ def bayesianize(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be an nn.Module, got {type(module).__name__}")
+    if any(isinstance(part, Bayesian) for part in module.modules()):
+        raise TypeError(
+            "module is Bayesian already, in whole or in part: its means and scales would be drawn "
+            "again; give bayesianize the plain network (model.module is without weights)"
+        )
     module = copy.deepcopy(module)
     chosen = _choose(module, where)
     names = {name: aliases for name, (_, aliases) in chosen.items()}
@@ -112,7 +117,12 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
     if callable(where):
         chosen = {p: names for p, names in trainable.items() if where(names[0], p)}
     else:
-        patterns = [where] if isinstance(where, str) else list(where)
+        patterns = [where] if isinstance(where, str) else where
+        if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+            raise TypeError(
+                "where must be a name pattern, several, or a predicate on (name, parameter), got "
+                f"{where!r}"
+            )
         _check_patterns(patterns, trainable.values(), "where")
         chosen = {
             p: names

@@ -220,6 +220,8 @@ class Gaussian(Posterior):
         if isinstance(self.scale, list):
             object.__setattr__(self, "scale", tuple(self.scale))
         ends = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
+        numbers = len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+        require((numbers, "scale", f"must be a number or a pair of them, got {self.scale!r}"))
         low = SMALLEST_SCALE if self.learn_scale else 0.0
         require(
             (

@@ -132,9 +132,12 @@ class StreamLoader(Batches):
         device: torch.device | str = "cpu",
         name: str = "text",
     ) -> None:
+        ids = np.asarray(ids)
+        one_row = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
         require(
             (streams >= 1, "streams", f"must be at least 1, got {streams}"),
             (unroll >= 1, "unroll", f"must be at least 1, got {unroll}"),
+            (one_row, "ids", f"must be one row of token ids, got {ids.dtype} {list(ids.shape)}"),
         )
         length = (len(ids) - 1) // streams
         if length < 1:

@@ -101,11 +101,14 @@ class Corpus:
     digest: str
 
 
-def load_text(settings: TextData, vocabulary: Vocabulary | None = None) -> Corpus:
+def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = None) -> Corpus:
     """Encode the text of `settings`, or take it from the cache if it was encoded before.
 
-    A `vocabulary` given (that of a finished run, say) is used instead of building one.
+    A path alone is a text with the usual settings. A `vocabulary` given (that of a finished run,
+    say) is used instead of building one.
     """
+    if not isinstance(settings, TextData):
+        settings = TextData(str(settings))
     sources = _find_sources(Path(settings.path).expanduser())
     folder = _cache_folder(settings)
     digest = _digest(sources)

@@ -56,6 +56,11 @@ class Categorical:
     """
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
+        if raw.shape[-1] < 2:
+            raise ValueError(
+                "Categorical() reads logits of two or more classes from the last axis, got shape "
+                f"{tuple(raw.shape)}; for numbers give output=br.outputs.Normal(scale=...)"
+            )
         wide = torch.promote_types(raw.dtype, torch.float32)
         p = raw.to(wide).softmax(dim=-1)
         return p, torch.special.entr(p).sum(dim=-1)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.engine import Replay
 from bayesrnn.errors import require
@@ -76,6 +76,7 @@ def evaluate_text(
 @contextmanager
 def evaluating(model: Bayesian) -> Iterator[None]:
     """Eval mode without gradients; each part's own mode comes back afterwards."""
+    check_bayesian(model)
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:

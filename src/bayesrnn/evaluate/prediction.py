@@ -30,7 +30,8 @@ def predict(
     >>> prediction.mean.shape, prediction.epistemic.shape
     (torch.Size([5, 4]), torch.Size([5]))
     """
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    whole = isinstance(samples, int) and samples >= 0
+    require((whole, "samples", f"must be 0 (the mean) or a whole number above, got {samples}"))
     kind: Output = Categorical() if output is None else output
     sums: tuple[Tensor, ...] = ()
     with evaluating(model):
