@@ -6,6 +6,7 @@ are the same to rounding. Which library is used depends on the sizes alone, so t
 itself bit by bit.
 """
 
+import platform
 from typing import Any, TypeGuard
 
 import torch
@@ -16,6 +17,11 @@ SMALLEST = 1 << 23
 """Multiplications of a product from which on oneDNN is faster; below, its calls cost more."""
 FEWEST_ROWS = 8
 """Rows of x from which on the gradient of the weight is no slower, either."""
+
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+USUAL = platform.machine().lower() in ("x86_64", "amd64")
+"""Whether it is the kind of processor that this was measured on; ARM has other libraries."""
 
 
 class Linear(nn.Linear):
@@ -52,7 +58,8 @@ def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
         and x.numel() * len(weight) >= SMALLEST
         and x.numel() >= FEWEST_ROWS * x.shape[-1]
         and {type(x), type(weight)} <= {Tensor, nn.Parameter}
-        and torch.backends.mkldnn.is_available()
+        and HAS_ONEDNN
+        and USUAL
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
