@@ -2,9 +2,13 @@
 
 import copy
 import math
+import os
+import signal
+import warnings
 import weakref
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,6 +162,24 @@ def test_pieces_are_whole_rows_that_make_up_the_weight() -> None:
             assert limit is None or cut.numel() <= max(limit, row)
         for name, rows in rebuilt.items():
             assert torch.equal(torch.cat(rows).view(named[name].shape), named[name])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_draws_noise_too() -> None:
+    """Its parent's threads are not there: it must not wait for them."""
+
+    def drawn() -> Tensor:
+        return fill_normal(torch.empty(2 * NOISE_PIECE + 8), torch.Generator().manual_seed(4))
+
+    before = drawn()  # the pool has its threads now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: what is tested
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        same = np.array_equal(drawn().numpy(), before.numpy())  # no threads of OpenMP, either
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_large_noise_is_the_same_however_many_threads_fill_it() -> None:

@@ -10,7 +10,9 @@ Build: the dataclass. State: `init`. Use: `noise`, `draw`, `mean`, `std`; with a
 Gradients: `lift` (of theta to that of loc and scale) and `chain` (on to the learnt tensors).
 """
 
+import functools
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,9 +55,18 @@ def fill_normal(out: Tensor, generator: torch.Generator | None) -> Tensor:
     def fill(piece: Tensor, seed: int) -> None:
         piece.normal_(generator=torch.Generator().manual_seed(seed))
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(fill, pieces, seeds))
+    list(_pool(torch.get_num_threads()).map(fill, pieces, seeds))
     return out
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept: to start threads takes as long as to fill a million numbers."""
+    return ThreadPoolExecutor(threads)
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has the pool, but not its threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 class Posterior(ABC):
