@@ -56,7 +56,7 @@ def test_a_copy_made_inside_a_block_is_free_of_it(block: str) -> None:
         model(x)
         copied = copy.deepcopy(model)
         assert torch.equal(model(x), model(x))
-    copied(x)
+    copied(x)  # perhaps the draw that was held, once
     assert not torch.equal(copied(x), copied(x))
     assert copied.kl().isfinite()
 
@@ -83,6 +83,8 @@ def test_token_ids_may_be_a_list_or_a_tensor() -> None:
     for ids in (list(range(8)), torch.arange(8), np.arange(8)):
         first = next(iter(br.StreamLoader(ids, streams=2, unroll=2)))  # type: ignore[arg-type]
         assert first.x.tolist() == [[0, 3], [1, 4]]
+    assert br.bayesianize(plain(), where={"weight", "bias"}).weight_count == 8  # type: ignore[arg-type]
+    assert br.Gaussian(np.float32(0.05)).std  # type: ignore[arg-type]
     for odd in (np.zeros((2, 3), dtype=np.int64), np.zeros(9), "words"):
         with pytest.raises(br.Invalid, match="ids must be one row of token ids"):
             br.StreamLoader(odd, streams=1, unroll=2)  # type: ignore[arg-type]

@@ -347,8 +347,12 @@ def _count_epoch(loader: object, parts: int | None) -> tuple[int, int, set[int] 
                     f"an epoch of this DataLoader is empty: {len(sampler)} examples, "
                     f"batch_size {size}, drop_last={drops}"
                 )
-            own = sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
-            processes = parts or own
+            processes = parts or 1
+            if isinstance(sampler, DistributedSampler):
+                processes = sampler.num_replicas
+                agree = parts in (None, processes)
+                said = f"must be left out: the DistributedSampler says {processes}, got {parts}"
+                require((agree, "processes", said))
             return examples * processes, processes, {size, examples % size} - {0}
     raise TypeError(
         f"cannot tell how many targets an epoch of {type(loader).__name__} has, so the KL's weight "

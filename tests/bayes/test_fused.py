@@ -7,6 +7,7 @@ import signal
 import warnings
 import weakref
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from bayesrnn.bayes import bayesian as bayesian_module
 from bayesrnn.bayes import block as block_module
 from bayesrnn.bayes import posterior as posterior_module
 from bayesrnn.bayes.layout import ALIGNMENT, Layout, Weight
-from bayesrnn.bayes.posterior import NOISE_PIECE, fill_normal
+from bayesrnn.bayes.posterior import NOISE_PIECE, Tensors, fill_normal
 
 PRIORS = {
     "normal": br.Normal(0.1, 0.7),
@@ -93,7 +94,8 @@ def test_with_a_grouped_prior_sigma_is_found_once_a_step(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(posterior_module.F, "softplus", counting)
     gradients(model, fused=True)
-    assert sum(counted) == model.weight_count
+    unused = 4 * 3 + 3  # `spare`: its KL is charged by itself
+    assert sum(counted) == model.weight_count + unused
     counted.clear()
     loader = DataLoader(TensorDataset(torch.arange(42).view(6, 7) % 11), batch_size=4)
     batch = next(iter(loader))
@@ -112,6 +114,47 @@ def test_with_a_grouped_prior_sigma_is_found_once_a_step(monkeypatch: pytest.Mon
         found.append([p.grad for p in copied.parameters() if p.grad is not None])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_kl_after_an_update_that_torch_does_not_count_has_the_new_sigma() -> None:
+    """Fused optimisers, and `.data`, leave a tensor's version as it is."""
+    torch.manual_seed(1)
+    model = br.bayesianize(nn.Linear(30, 20).double(), br.Gaussian((0.05, 0.3)), br.ScaleMixture())
+    x = torch.randn(4, 30, dtype=torch.float64)
+    with model.hold():
+        model(x).square().sum().backward()
+        model.kl("sample")
+        for parameter in model.parameters():
+            parameter.data.add_(1.0)
+        model.zero_grad()
+        model.kl("sample").backward()
+        found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        model(x)  # which finds all of it anew
+        model.kl("sample").backward()
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+
+
+@dataclass(frozen=True)
+class Half(br.Gaussian):
+    """Of half the spread that it would have."""
+
+    def std(self, parameters: Tensors) -> Tensor:
+        return 0.5 * super().std(parameters)
+
+    def chain(
+        self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        return super().chain(parameters, d_loc, None if d_scale is None else 0.5 * d_scale)
+
+
+def test_a_posterior_of_ones_own_may_build_on_anothers_sigma() -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(Net().double(), Half((0.05, 0.3)), PRIORS["by input"])
+    reference = gradients(model, fused=False)
+    for name, gradient in gradients(model, fused=True).items():
+        torch.testing.assert_close(gradient, reference[name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64])

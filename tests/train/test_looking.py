@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.saving import load
-from bayesrnn.train.loop import train
+from bayesrnn.models import LanguageModel
+from bayesrnn.saving import build_model, load
+from bayesrnn.train.loop import Trainer, train
 from small_runs import metrics, small_recipe
 
 ORDINARY = {"kind": "gaussian", "scale": 0.05}
@@ -37,6 +38,38 @@ def test_until_then_it_is_the_ordinary_network_bit_for_bit(tmp_path: Path) -> No
     _, always = trained(tmp_path / "always", LOOKS, 0)
     assert [one == other for one, other in zip(epochs, late, strict=True)] == [True, True, False]
     assert not any(one == other for one, other in zip(epochs, always, strict=True))
+
+
+def test_a_training_that_fails_leaves_a_model_that_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small_recipe(tmp_path, posterior=LOOKS, train={"look_after": 2, "epochs": 3})
+    model = build_model(recipe, LanguageModel(22, 6, 8, 2, init=0.1))
+
+    def broken(self: Trainer, batch: object) -> None:
+        assert not self.model.looking
+        raise br.UserError("so it goes")
+
+    monkeypatch.setattr(Trainer, "_tick", broken)
+    with pytest.raises(br.UserError, match="so it goes"):
+        train(recipe, tmp_path / "run", quiet=True, start=model)
+    assert model.looking
+    model.looking = False  # and it is of training alone
+    x = torch.zeros(5, 2, dtype=torch.int64)
+    looked: list[int] = []
+
+    def nll() -> torch.Tensor:
+        looked.append(1)
+        return model(x)[0].square().mean()
+
+    with model.eval().weights("sample"):
+        model.resample(nll=nll)
+    assert looked == [1]
+
+
+def test_without_a_posterior_that_looks_nothing_is_said(tmp_path: Path) -> None:
+    trained(tmp_path, ORDINARY, 9)
+    assert "looked at" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_model_that_is_told_not_to_look_draws_phi(monkeypatch: pytest.MonkeyPatch) -> None:

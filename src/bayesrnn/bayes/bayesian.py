@@ -125,7 +125,9 @@ class Bayesian(nn.Module):
         of a process group.
         """
         require((looks >= 1, "looks", f"must be at least 1, got {looks}"))
-        looking = [b for b in self.each_block() if b.posterior.looks_at_data and self.looking]
+        looking = [b for b in self.each_block() if b.posterior.looks_at_data]
+        if self.training and not self.looking:
+            looking = []
         self._look, self._looked, self._ready = None, False, None
         if looking and nll is None and self.training:
             raise RuntimeError(
@@ -434,6 +436,11 @@ class Bayesian(nn.Module):
         )
 
     @property
+    def looks_at_data(self) -> bool:
+        """Whether some posterior does (sharpening)."""
+        return any(block.posterior.looks_at_data for block in self.each_block())
+
+    @property
     def per_sequence(self) -> bool:
         """Whether some posterior wants the gradients of single sequences (Fisher estimate)."""
         return any(block.posterior.per_sequence for block in self.each_block())
@@ -460,7 +467,8 @@ class Bayesian(nn.Module):
             yield hyper
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy: without what belongs to a batch, a graph or a `with` block."""
+        """For a copy: without what belongs to a batch, a graph or a `with` block. (Its next forward
+        has the draw that was held.)"""
         apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
         return {**self.__dict__, **apart}
 

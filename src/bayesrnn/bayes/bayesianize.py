@@ -7,7 +7,7 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -117,8 +117,9 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
     if callable(where):
         chosen = {p: names for p, names in trainable.items() if where(names[0], p)}
     else:
-        patterns = [where] if isinstance(where, str) else where
-        if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+        several = isinstance(where, Iterable) and not isinstance(where, str)
+        patterns: list[Any] = list(where) if several else [where]
+        if not all(isinstance(pattern, str) for pattern in patterns):
             raise TypeError(
                 "where must be a name pattern, several, or a predicate on (name, parameter), got "
                 f"{where!r}"

@@ -70,6 +70,11 @@ class Block(nn.Module):
         self.keep: Tensor | None
         self._left: Tensor | None = None  # where `keep` is set
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: without what belongs to one forward, or to a `with` block."""
+        apart: dict[str, Any] = {"tuning": Tuning(), "placement": None, "charge": None, "held": []}
+        return {**self.__dict__, **apart}
+
     def take(self, posterior: Posterior) -> None:
         """Another posterior over the same loc and scale; what it learns besides starts anew."""
         self.posterior, self.noise, self.summary = posterior, None, None
@@ -281,12 +286,13 @@ class Block(nn.Module):
         shared: dict[str, dict[Weight, list[Tensor]]] = {
             name: {w: [] for w in self.layout.weights} for name in self.posterior.further
         }
-        known = self.summary
-        std = known.std if known is not None and known.fits(parameters, charge.noise) else None
-        stds = [] if std is None else self.layout.cut(std, limit)
+        known = self.summary if losses else None  # by itself, a KL may be asked for long after
+        if known is not None and not known.fits(parameters, charge.noise):
+            known = None
+        std = None if known is None else known.std
+        stds = None if std is None else self.layout.cut(std, limit)
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight
-            tensors = tensors if std is None else {**tensors, "std": stds[i]}
             shape = piece.shape if of_loss is None or limit is not None else of_loss.shape
             precision = charge.precisions.get(weight.name)
             reaches = prior.reaches(weight.shape, weight.axis)
@@ -308,6 +314,7 @@ class Block(nn.Module):
                 charge.local,
                 of_loss,
                 {name: cuts[i].view(shape) for name, cuts in outs.items()},
+                None if stds is None else stds[i].view(shape),
             )
             for name, x in further.items():
                 shared[name][weight].append(x)

@@ -46,8 +46,10 @@ def sums_pass(prior: Prior, theta: Tensor, axis: int | None, shape: Sequence[int
     return prior.sums(widened(theta).reshape(shape), axis)
 
 
-def look(posterior: Posterior, tensors: Tensors, noise: Tensors) -> Draw:
-    loc, scale, eps = posterior.mean(tensors), posterior.std(tensors), noise.get("eps")
+def look(posterior: Posterior, tensors: Tensors, noise: Tensors, std: Tensor | None = None) -> Draw:
+    """The draw, from its standard deviations `std` where they are known."""
+    loc, eps = posterior.mean(tensors), noise.get("eps")
+    scale = posterior.std(tensors) if std is None else std
     if scale is None or eps is None:
         return Draw(loc, loc, None, None)
     return Draw(torch.addcmul(loc, scale, eps), loc, scale, eps)
@@ -103,11 +105,12 @@ def gradient_pass(
     local: float,
     of_loss: Tensor | None,
     outs: Tensors,
+    std: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The loss's gradient, `weight` times the KL's and `local` times that of the part every batch
     is charged in full, of the flat learnt tensors, into `outs`; returns those of the numbers that
     all these weights share, added up along the rows that are written."""
-    draw = look(posterior, tensors, noise)
+    draw = look(posterior, tensors, noise, std)
     if exact is not None and draw.scale is not None:
         d_loc, d_scale = exact.gradient(draw.loc, draw.scale, values)
     else:

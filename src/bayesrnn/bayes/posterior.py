@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar, Literal
 
 import torch
@@ -127,8 +128,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def std(self, parameters: Tensors) -> Tensor | None:
-        """The standard deviation of each weight; None where there is none. A pass may be given it
-        with the learnt tensors, as "std", where the draw has found it already."""
+        """The standard deviation of each weight; None where there is none."""
 
     @abstractmethod
     def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
@@ -231,7 +231,7 @@ class Gaussian(Posterior):
         if isinstance(self.scale, list):
             object.__setattr__(self, "scale", tuple(self.scale))
         ends = self.scale if isinstance(self.scale, tuple) else (self.scale, self.scale)
-        numbers = len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends)
+        numbers = len(ends) == 2 and all(isinstance(end, Real) for end in ends)
         require((numbers, "scale", f"must be a number or a pair of them, got {self.scale!r}"))
         low = SMALLEST_SCALE if self.learn_scale else 0.0
         require(
@@ -304,8 +304,6 @@ class Gaussian(Posterior):
         return {"loc": d_loc, "rho": d_scale * torch.sigmoid(parameters["rho"])}
 
     def std(self, parameters: Tensors) -> Tensor:
-        if "std" in parameters:  # as the draw has found it
-            return parameters["std"]
         if self.learn_scale:
             return F.softplus(parameters["rho"]) + SMALLEST_SCALE
         loc = parameters["loc"]

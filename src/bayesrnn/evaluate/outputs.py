@@ -56,7 +56,7 @@ class Categorical:
     """
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
-        if raw.shape[-1] < 2:
+        if raw.dim() == 0 or raw.shape[-1] < 2:
             raise ValueError(
                 "Categorical() reads logits of two or more classes from the last axis, got shape "
                 f"{tuple(raw.shape)}; for numbers give output=br.outputs.Normal(scale=...)"
@@ -130,7 +130,7 @@ class Normal:
 
 def _check_shapes(mean: Tensor, target: Tensor) -> None:
     """torch would spread [N, 1] and [N] to [N, N] without a word."""
-    if mean.shape != target.shape:
+    if target.dim() and mean.shape != target.shape:
         raise ValueError(
             f"the means have shape {tuple(mean.shape)} and the targets {tuple(target.shape)}: give "
             "both the same (a last axis of 1 goes with squeeze(-1))"

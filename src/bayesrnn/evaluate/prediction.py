@@ -1,5 +1,6 @@
 """Prediction by averaging over weight draws, for any module."""
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def predict(
     >>> prediction.mean.shape, prediction.epistemic.shape
     (torch.Size([5, 4]), torch.Size([5]))
     """
-    whole = isinstance(samples, int) and samples >= 0
+    whole = isinstance(samples, Integral) and samples >= 0
     require((whole, "samples", f"must be 0 (the mean) or a whole number above, got {samples}"))
     kind: Output = Categorical() if output is None else output
     sums: tuple[Tensor, ...] = ()

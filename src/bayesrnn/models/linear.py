@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 SMALLEST = 1 << 23
 """Multiplications of a product from which on oneDNN is faster; below, its calls cost more."""
@@ -43,27 +44,39 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> torch.equal(linear(x, weight), F.linear(x, weight))
     True
     """
-    if not _suits_onednn(x, weight):
+    if not _suits_onednn(x, weight, bias):
         return F.linear(x, weight, bias)
     flat: Tensor = _ByOneDNN.apply(x.reshape(-1, x.shape[-1]), weight, bias)
     return flat.view(*x.shape[:-1], len(weight))
 
 
-def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether it is a large product of plain float32 tensors on a CPU, and nothing but autograd
-    watches."""
+def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether it is a large product of plain float32 tensors on a CPU, and nothing but autograd's
+    backward mode watches."""
+    given = [x, weight] if bias is None else [x, weight, bias]
     return (
-        x.device.type == weight.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        all(type(t) in (Tensor, nn.Parameter) for t in given)  # first: a tracer has no sizes
+        and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in given)
+        and all(t.layout == torch.strided for t in given)
+        and (bias is None or bias.shape == weight.shape[:1])
         and x.numel() * len(weight) >= SMALLEST
         and x.numel() >= FEWEST_ROWS * x.shape[-1]
-        and {type(x), type(weight)} <= {Tensor, nn.Parameter}
         and HAS_ONEDNN
         and USUAL
         and bool(torch.backends.mkldnn.enabled)
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not _watched()
+    )
+
+
+def _watched() -> bool:
+    """Whether something follows the operations that does not know oneDNN's."""
+    return (
+        torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
     )
 
 
@@ -73,16 +86,17 @@ class _ByOneDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_x else None)
+        row = None if bias is None else bias.contiguous()  # oneDNN takes it for that
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, row, "none", [], "")
         return found
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            _ByOneDNN.apply(d_y, weight.t(), None) if of_x else None,
-            _ByOneDNN.apply(d_y.t(), x.t(), None) if of_weight else None,
-            d_y.sum(0) if of_bias else None,
+            None if weight is None else _ByOneDNN.apply(d_y, weight.t(), None),
+            None if x is None else _ByOneDNN.apply(d_y.t(), x.t(), None),
+            d_y.sum(0) if ctx.needs_input_grad[2] else None,
         )

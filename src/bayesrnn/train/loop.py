@@ -1,5 +1,6 @@
 """The training loop: recipe in, run directory out, exactly resumable."""
 
+import gc
 import math
 import signal
 import threading
@@ -127,7 +128,7 @@ class Trainer:
         self.run = run
         self.task = task
         self.model = model
-        self.objective = FreeEnergy(task.batches, recipe.bayes.kl)
+        self.objective = FreeEnergy(task.batches, recipe.bayes.kl, processes=1)
         self.warm_up = self.settings.warm_up * len(task.batches)  # in steps
         if self.warm_up:
             self.objective.warmth = torch.zeros((), device=task.batches.device)
@@ -169,9 +170,11 @@ class Trainer:
         self._clock = self._saved_at = time.monotonic()
         began = (self.step, self.epoch)
         with self._signals():
-            while not self._done() and self.stopped_by is None:
-                self._one_epoch()
-            self.model.looking = True
+            try:
+                while not self._done() and self.stopped_by is None:
+                    self._one_epoch()
+            finally:
+                self.model.looking = True
             if (self.step, self.epoch) != began:
                 self.save()
             if self.best is not None:
@@ -218,9 +221,10 @@ class Trainer:
         """Posteriors that look at the data begin to after so many epochs. A step that looks is
         another one, so it is recorded anew."""
         looking = self.epoch >= self.settings.look_after
-        if looking != self.model.looking:
+        if looking != self.model.looking and self.model.looks_at_data:
             self.model.looking = looking
             self.take = self._step()
+            gc.collect()  # the recording of the other step, and its memory
 
     def _batches(self) -> Iterator[Batch]:
         """What is left of the epoch: nothing, when it was stopped right at its end."""
@@ -447,13 +451,14 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
-        never = {"average_after": "averaged", "look_after": "looked at"}
-        for key, what in never.items():
-            after = getattr(self.settings, key)
-            if after >= self.settings.epochs:
+        after = {"averaged": self.settings.average_after, "looked at": self.settings.look_after}
+        if not self.model.looks_at_data:
+            after["looked at"] = 0
+        for what, epochs in after.items():
+            if epochs * len(batches) >= max(self.total, 1):
+                key = "average_after" if what == "averaged" else "look_after"
                 self.reporter.say(
-                    f"train.{key} is {after}, and there are {self.settings.epochs} epochs: nothing "
-                    f"will be {what}"
+                    f"train.{key} is {epochs}, and the training ends before: nothing will be {what}"
                 )
 
 
