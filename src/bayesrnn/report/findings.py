@@ -1,6 +1,6 @@
 """What is known of one run for its report: plain numbers, of which figures and page are made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,11 @@ class Findings:
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """The figures of the epoch whose model the run has: the last, or the best."""
+        """The figures of the epoch whose model the run has: the last, or the best, which cannot be
+        told where lines are lost."""
         if self.recipe.train.keep == "best" and self.epochs:
-            return min(self.epochs, key=lambda line: line[self.watched])
+            lost = lost_epochs(self.epochs)
+            return None if lost else min(self.epochs, key=lambda line: line[self.watched])
         return self.epochs[-1] if self.epochs else None
 
 
@@ -115,6 +117,12 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
             "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
             "learning is not shown."
         )
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    if lost_epochs(epochs):
+        notes.append(
+            f"Of its learning {lost_epochs(epochs)} epochs are not shown: their lines in "
+            "metrics.jsonl were lost."
+        )
     if model.all_points:
         same = "only its dropout differs between draws" if draws else "all draws are the same"
         notes.append(
@@ -135,13 +143,22 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         recipe,
         weights=model.weight_count,
         draws=draws,
-        epochs=[line for line in lines if line["kind"] == "epoch"],
+        epochs=epochs,
         steps=[line for line in lines if line["kind"] == "step"],
         split=choices.split,
         notes=notes + found.pop("notes", []),
         **_of_weights(model, choices, watch),
         **found,
     )
+
+
+def lost_epochs(epochs: Sequence[Mapping[str, Any]]) -> int:
+    """How many epochs before the last of these have no line.
+
+    >>> lost_epochs([{"epoch": 2}, {"epoch": 5}])
+    3
+    """
+    return max((line["epoch"] for line in epochs), default=0) - len(epochs)
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:

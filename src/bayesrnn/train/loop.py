@@ -88,7 +88,8 @@ def _check_choice(recipe: Recipe, task: Task) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: after how many steps, whether all of them, and each epoch's figures.
+    """How a training ended: after how many steps, whether all of them, after how many epochs, and
+    the figures of each (of those whose line in metrics.jsonl was not lost).
 
     `watched` names the figure that tells how good an epoch's model is: the lower, the better.
     `kept` is the epoch whose model the run has, the last or the best by that figure.
@@ -97,6 +98,7 @@ class Outcome:
     steps: int
     finished: bool
     seconds: float
+    epoch: int
     epochs: list[dict[str, Any]]
     watched: str
     kept: int
@@ -155,7 +157,7 @@ class Trainer:
         kept = self._restore(checkpoint) if checkpoint else 0
         self._say_start(checkpoint is not None)
         self.take = self._step()
-        self.metrics = MetricsLog(run, kept)
+        self.metrics = MetricsLog(run, kept, self.step, self.epoch, self.reporter.say)
 
     def _step(self) -> Step:
         update = Update(self.optimizer, self.settings.clip, self.task.batches.device)
@@ -190,7 +192,8 @@ class Trainer:
             )
         epochs = [line for line in read_metrics(self.run.path) if line["kind"] == "epoch"]
         kept = self.progress.best_epoch if self.best is not None else self.epoch
-        return Outcome(self.step, finished, round(self.seconds, 1), epochs, self.task.watched, kept)
+        seconds, watched = round(self.seconds, 1), self.task.watched
+        return Outcome(self.step, finished, seconds, self.epoch, epochs, watched, kept)
 
     def _done(self) -> bool:
         """Whether all steps were taken, or no epoch was progress for too long."""

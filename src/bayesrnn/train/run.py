@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise Damaged(
                 f"{path} is damaged: line {number} is not JSON, or not a run's; run the same "
-                "training again, which drops what it had not saved, or restore a copy"
+                "training again, which drops what cannot be read, or restore a copy"
             ) from error
     return found
 
@@ -135,6 +135,17 @@ def _metrics_line(text: bytes) -> dict[str, Any]:
                 raise ValueError("a figure that is no number")
             return line
     raise ValueError("no line of metrics")
+
+
+def _is_before(text: bytes, step: int, epoch: int) -> bool:
+    """Whether this is a line that a run has written before its checkpoint at this step."""
+    try:
+        line = _metrics_line(text)
+    except (ValueError, RecursionError):
+        return False
+    if line["kind"] == "epoch" and line["epoch"] > epoch:
+        return False
+    return line["kind"] != "end" and (line.get("step") or 0) <= step
 
 
 def epochs_missing(run: Path, recipe: Recipe) -> int:
@@ -155,12 +166,28 @@ def epochs_missing(run: Path, recipe: Recipe) -> int:
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard where it is installed."""
 
-    def __init__(self, run: Run, kept_bytes: int) -> None:
-        """`kept_bytes` of the file stay: what a resumed run has written before its checkpoint."""
+    def __init__(
+        self, run: Run, kept_bytes: int, step: int, epoch: int, warn: Callable[[str], None]
+    ) -> None:
+        """`kept_bytes` of the file stay: what a resumed run had written before its checkpoint, at
+        this step and after so many epochs. Where they are damaged or gone, the lines that can be
+        read stay, and `warn` is told."""
         self._path = run.metrics
         with writing(self._path):
+            data = self._path.read_bytes() if self._path.exists() else b""
+            written = data[:kept_bytes].splitlines()
+            if len(data) < kept_bytes or not all(_is_before(line, step, epoch) for line in written):
+                left = [line for line in data.splitlines() if _is_before(line, step, epoch)]
+                warn(
+                    f"{self._path} is damaged: what cannot be read of it is dropped, and "
+                    f"{len(left)} lines are left. Only figures are lost; the training goes on from "
+                    "its checkpoint, which is whole"
+                )
+                data = b"".join(line + b"\n" for line in left)
+                kept_bytes = len(data)
+                write_atomic(self._path, data)
             self._file = self._path.open("ab")
-            self._file.truncate(min(kept_bytes, self._path.stat().st_size))
+            self._file.truncate(kept_bytes)
             self._file.seek(0, os.SEEK_END)
         self._board = _tensorboard(run.tensorboard)
 
