@@ -27,7 +27,7 @@ from bayesrnn.prune import (
     structure,
 )
 from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save
+from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save_own
 from bayesrnn.train.loop import Outcome, choose_device, train
 from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate
@@ -135,13 +135,13 @@ def _prune_into(
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)
         if not goes_on:
-            save(model, target.model, mean_only=not how.scale)
+            save_own(model, target.model, mean_only=not how.scale)
         write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
     if not how.retrain:
         return model, None
     outcome = train(recipe, out, quiet=quiet, start=model)
     if outcome.finished and not how.scale:
-        save(model, target.model, mean_only=True)
+        save_own(model, target.model, mean_only=True)
     return model, outcome
 
 

@@ -60,9 +60,16 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
             raise UserError(
                 f"{path} exists and is no bayesrnn model; choose another folder"
             ) from error
-        others = [p.name for p in path.iterdir() if p.name not in (CONFIG, TENSORS)]
-        if others:
-            raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
+    save_own(model, path, mean_only)
+
+
+def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
+    """`save` to a folder that is known to be a model's, that of a run: even one that is damaged is
+    replaced."""
+    inside = path.iterdir() if path.is_dir() else ()
+    others = [p.name for p in inside if p.name not in (CONFIG, TENSORS)]
+    if others:
+        raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
     weights: dict[str, Any] = {}

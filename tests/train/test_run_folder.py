@@ -151,6 +151,29 @@ def test_what_a_killed_start_left_behind_is_swept_away(finished: Path, tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
+# --- a damaged model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "gone", "all gone"])
+def test_a_run_replaces_its_own_model_however_damaged(harm: str, finished: Path, run: Path) -> None:
+    config = run / "model/config.json"
+    if harm in ("gone", "all gone"):
+        config.unlink()
+    else:
+        config.write_bytes(b"" if harm == "empty" else config.read_bytes()[:50])
+    if harm == "all gone":
+        (run / "model/model.safetensors").unlink()
+    train(recipe_of(finished), run, quiet=True)
+    assert folder_contents(run / "model") == folder_contents(finished / "model")
+
+
+def test_what_somebody_put_beside_a_runs_model_is_left_alone(finished: Path, run: Path) -> None:
+    (run / "model/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds more than a model \(notes.txt\)"):
+        train(recipe_of(finished), run, quiet=True)
+    assert (run / "model/notes.txt").read_text() == "mine"
+
+
 # --- damaged checkpoints ---------------------------------------------------------------------
 
 

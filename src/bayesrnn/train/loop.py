@@ -21,7 +21,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe
-from bayesrnn.saving import build_model, build_module, load_vocabulary, save
+from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
     Checkpoint,
@@ -180,7 +180,9 @@ class Trainer:
                 self.model.load_state_dict(self.best)
             else:
                 self.average.put()  # the checkpoint has the weights to go on from
-            save(self.model, self.run.model)  # even so: the last process may not have come to it
+            save_own(
+                self.model, self.run.model
+            )  # even so: the last process may not have come to it
         finished = self._done()
         if finished:
             self.metrics.write({"kind": "end", "step": self.step, "epoch": self.epoch})
