@@ -1,7 +1,9 @@
 """Runs that are pruned: their folders, their retraining, and what pruning costs them."""
 
+import errno
 import json
 import math
+import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -115,6 +117,37 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         assert "Traceback" not in done.err
         assert words in done.err.replace("\n", " ")
         assert not out.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
+@pytest.mark.parametrize("retrain", [0, 1])
+@pytest.mark.parametrize(
+    "where", ["/.recipe.toml", "/.pruning.json", "/.vocabulary.json", "/.model", "/checkpoints"]
+)
+def test_a_pruning_that_a_full_disk_stopped_is_begun_again(
+    where: str, retrain: int, cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sync = tmp_path / "small", os.fsync
+    command = ("prune", run, "--fraction", 0.5, "--retrain", retrain, "--out", out, "--quiet")
+
+    def full(descriptor: int) -> None:
+        if where in str(Path(f"/proc/self/fd/{descriptor}").resolve()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = cli(*command)
+    if where == "/checkpoints" and not retrain:
+        assert done.code == 0
+        assert "exists and is not empty; choose another --out" in cli(*command).errors[0]
+        return
+    assert done.code == 1
+    assert "No space left on device; free some space" in done.errors[0]
+    again = cli(*command)
+    assert again.code == 0, again.err
+    prune_run(run, tmp_path / "other", 0.5, retrain=retrain, quiet=True)
+    assert folder_contents(out / "model") == folder_contents(tmp_path / "other" / "model")
 
 
 # --- retraining -------------------------------------------------------------------------------

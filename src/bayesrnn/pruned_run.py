@@ -119,7 +119,7 @@ def _prune_into(
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
     target = Run(out)
     made = {"run": str(run.resolve()), **asdict(how)}
-    goes_on = _check_folder(out, made)
+    _check_folder(target, made)
     model = load(run)
     recipe = read_recipe(run / "recipe.toml")
     if how.retrain:
@@ -132,11 +132,11 @@ def _prune_into(
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)
+        write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)
-        if not goes_on:
+        if not target.model.exists():  # otherwise the same call goes on with its retraining
             save_own(model, target.model, mean_only=not how.scale)
-        write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
     if not how.retrain:
         return model, None
     outcome = train(recipe, out, quiet=quiet, start=model)
@@ -145,22 +145,23 @@ def _prune_into(
     return model, outcome
 
 
-def _check_folder(out: Path, made: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this very pruning already, to go on with; refused if it is another's
-    or no pruning at all."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
+def _check_folder(target: Run, made: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds anything but the beginnings of this very pruning: one whose model
+    was not written yet, or one that is retrained. (A recipe alone is compared later.)"""
+    path = target.path
+    if not path.exists() or (path.is_dir() and set(target.contents()) <= {target.recipe}):
+        return
     try:
-        found = json.loads((out / "pruning.json").read_text())
+        found = json.loads(target.pruning.read_text())
     except (OSError, ValueError):
         found = None
-    if found == made and made["retrain"]:
-        return True
+    if found == made and (made["retrain"] or not target.model.exists()):
+        return
     if isinstance(found, dict) and found != made:
         keys = [key for key in made if found.get(key) != made[key]]
         other = f"{keys[0]} is {found.get(keys[0])!r} there and {made[keys[0]]!r} here"
-        raise UserError(f"{out} holds another pruning: {other}; choose another --out")
-    raise UserError(f"{out} exists and is not empty; choose another --out")
+        raise UserError(f"{path} holds another pruning: {other}; choose another --out")
+    raise UserError(f"{path} exists and is not empty; choose another --out")
 
 
 def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:

@@ -15,7 +15,9 @@ from bayesrnn.files import write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
 from bayesrnn.storage import Damaged
 
-LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
+LEFTOVER = re.compile(
+    r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
+)
 """What a process that was killed has left half-written."""
 
 
@@ -63,8 +65,7 @@ class Run:
             if not fresh:
                 self._check_same(recipe)
             return
-        ours = [self.lock, *self._leftovers()]
-        others = [p for p in self.path.iterdir() if p not in ours]
+        others = self.contents()
         if others:
             raise UserError(
                 f"{self.path} is not empty and holds no run ({others[0].name} is there); "
@@ -79,6 +80,11 @@ class Run:
         for path in self._leftovers():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_atomic(self.recipe, to_toml(recipe).encode())
+
+    def contents(self) -> list[Path]:
+        """What is in the folder, but for the lock and what was left half-written."""
+        inside = self.path.iterdir() if self.path.is_dir() else ()
+        return [p for p in inside if p not in (self.lock, *self._leftovers())]
 
     def _leftovers(self) -> list[Path]:
         folders = [folder for folder in (self.path, self.checkpoints) if folder.is_dir()]
