@@ -504,6 +504,16 @@ def lose_everything(run: Path) -> None:
     shutil.rmtree(run)
 
 
+def cut_the_recipe(run: Path) -> None:
+    data = (run / "recipe.toml").read_bytes()
+    (run / "recipe.toml").write_bytes(data[: data.index(b"[train]")])
+
+
+def cut_the_recipe_in_a_line(run: Path) -> None:
+    data = (run / "recipe.toml").read_bytes()
+    (run / "recipe.toml").write_bytes(data[: data.index(b"[train]") + 3])
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate"])
 @pytest.mark.parametrize(
     ("harm", "said"),
@@ -513,8 +523,13 @@ def lose_everything(run: Path) -> None:
         (replace_by_anothers, r"config\.json does not describe a bayesrnn model"),
         (never_finish, r"run holds no finished model yet; train it first"),
         (lose_the_recipe, r"is no run's folder"),
+        (cut_the_recipe, r"run/recipe\.toml is damaged, or was edited: .*; restore it from a copy"),
+        (cut_the_recipe_in_a_line, r"run/recipe\.toml is damaged, or was edited"),
         (lose_the_vocabulary, r"vocabulary\.json: No such file"),
-        (lose_everything, r"no model at .*run: there is no such folder"),
+        (
+            lose_everything,
+            r"no run at .*run: there is no such folder; give one made by train --out$",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
@@ -527,6 +542,32 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
     [line] = result.errors
     assert re.search(said, line)
     assert folder_contents(tmp_path) == before
+
+
+def test_every_command_notices_a_damaged_recipe_of_a_run(
+    cli: Cli, finished: Path, run: Path, tmp_path: Path
+) -> None:
+    cut_the_recipe(run)
+    for words in (
+        ["train", finished.parent / "small.toml", "--out", run],
+        ["report", run, "--out", tmp_path / "page.html"],
+        ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"],
+        ["prune", run, "--curve", "0.5"],
+        ["uncertainty", run],
+    ):
+        result = cli(*words)
+        assert result.code == 1
+        [line] = result.errors
+        assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+
+
+def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, run: Path) -> None:
+    """As old runs have it, and those where someone has changed it on purpose."""
+    text = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(text.partition("\n")[2])
+    assert cli("evaluate", run).code == 0
+    assert cli("train", finished.parent / "small.toml", "--out", run, "--quiet").code == 0
+    assert (run / "recipe.toml").read_text() == text
 
 
 @pytest.mark.parametrize(

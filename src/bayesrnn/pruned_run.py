@@ -26,8 +26,8 @@ from bayesrnn.prune import (
     pruning_curve,
     structure,
 )
-from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save_own
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import TENSORS, has_vocabulary, load, load_recipe, load_vocabulary, save_own
 from bayesrnn.train.loop import Outcome, choose_device, train
 from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate
@@ -121,7 +121,7 @@ def _prune_into(
     made = {"run": str(run.resolve()), **asdict(how)}
     _check_folder(target, made)
     model = load(run)
-    recipe = read_recipe(run / "recipe.toml")
+    recipe = load_recipe(run)
     if how.retrain:
         recipe = retraining(recipe, how.retrain, how.lr)
         _check_retrainable(run, recipe, model)
@@ -284,7 +284,7 @@ def run_curve(
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    recipe = read_recipe(run / "recipe.toml")
+    recipe = load_recipe(run)
     if data:
         recipe = replace(recipe, data=replace(recipe.data, path=data))
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)

@@ -12,7 +12,8 @@ import typer
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
-from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import load_recipe
 from bayesrnn.train.run import epochs_missing
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
@@ -62,7 +63,7 @@ def check_file(path: Path | None) -> None:
 def recipe_of(run: Path, data: str) -> Recipe:
     """A run's recipe, with its data read from `data` where that is given. Says so where the run
     has not come to its end."""
-    recipe = read_recipe(run / "recipe.toml")
+    recipe = load_recipe(run)
     missing = epochs_missing(run, recipe)
     if missing:
         print(

@@ -11,12 +11,12 @@ from bayesrnn.commands.tables import show, watching
 from bayesrnn.data import CaptionData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.reader import Advance
-from bayesrnn.recipe import read_recipe
 from bayesrnn.report.captions import check_pictures
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.figures import require_plotly
 from bayesrnn.report.findings import examine, names_of
 from bayesrnn.report.page import write_page
+from bayesrnn.saving import load_recipe
 from bayesrnn.train.loop import choose_device
 
 
@@ -103,7 +103,7 @@ def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
             why = "there is no such folder" if not run.exists() else "it has no finished model"
             raise UserError(f"{run} is no run to report on: {why}; train one with --out")
-    kinds = [read_recipe(run / "recipe.toml").data for run in runs]
+    kinds = [load_recipe(run).data for run in runs]
     if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
         raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
     if pictures is not None:

@@ -15,7 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import Reliability, RiskCoverage
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signal_to_noise
-from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.recipe import Recipe
 from bayesrnn.report.captions import Spoken
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.maps import Matrix, matrices
@@ -27,7 +27,7 @@ from bayesrnn.report.readings import (
     read_speech,
     read_text,
 )
-from bayesrnn.saving import load
+from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train.run import read_metrics
 
@@ -96,7 +96,7 @@ class Findings:
 def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
     """Measure a run's model on its data."""
     model = load(run).to(choices.device)
-    recipe = read_recipe(run / "recipe.toml")
+    recipe = load_recipe(run)
     if choices.data:
         recipe = replace(recipe, data=replace(recipe.data, path=choices.data))
     elif not Path(recipe.data.path).expanduser().exists():

@@ -12,7 +12,7 @@ from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.files import write_atomic, writing
-from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
+from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
 from bayesrnn.storage import Damaged
 
 LEFTOVER = re.compile(
@@ -79,7 +79,7 @@ class Run:
             self._clear()
         for path in self._leftovers():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_atomic(self.recipe, to_toml(recipe).encode())
+        write_run_recipe(self.recipe, recipe)
 
     def contents(self) -> list[Path]:
         """What is in the folder, but for the lock and what was left half-written."""
@@ -91,7 +91,7 @@ class Run:
         return [p for folder in folders for p in folder.iterdir() if LEFTOVER.fullmatch(p.name)]
 
     def _check_same(self, recipe: Recipe) -> None:
-        found = differences(read_recipe(self.recipe), recipe)
+        found = differences(read_run_recipe(self.recipe), recipe)
         changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
         if changed:
             listed = "; ".join(
