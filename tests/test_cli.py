@@ -229,13 +229,38 @@ def test_a_run_that_has_not_come_to_its_end_is_told_by_every_command(
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line)
     (run / "metrics.jsonl").write_text("".join(lines[: first + 1]))
-    for command in ("evaluate", "generate", "uncertainty"):
-        told = cli(command, run)
+    page = ["--out", tmp_path / "page.html", "--samples", 0, "--tokens", 20]
+    commands = [["evaluate", run], ["generate", run], ["uncertainty", run], ["report", run, *page]]
+    commands += [["prune", run, "--curve", "0.5"]]
+    for words in (*commands, ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"]):
+        told = cli(*words)
         assert told.code == 0
         assert told.err.splitlines()[0] == (
             f"note: the training of {run} is not finished, 1 of 2 epochs are to come; run its "
             "train command again to go on"
         )
+
+
+def test_data_that_have_changed_since_the_training_are_told_by_every_command(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert cli("train", recipe, "train.epochs=1", "--out", run, "--quiet").code == 0
+    page = ["--out", tmp_path / "page.html", "--samples", 0, "--tokens", 20]
+    commands = [["evaluate", run], ["uncertainty", run], ["report", run, *page]]
+    commands += [["prune", run, "--curve", "0.5"]]
+    for words in commands:
+        assert cli(*words).err == ""
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text() + "w1 w2 w3\n")
+    for words in commands:
+        told = cli(*words)
+        assert told.code == 0
+        [line] = told.err.splitlines()
+        assert line.startswith(f"note: {text} is not what {run} was trained with")
+        assert cli(*words, "--data", text).err == ""
+    shutil.rmtree(run / "checkpoints")
+    assert cli("evaluate", run).err == ""  # it cannot be told
 
 
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -202,6 +203,22 @@ def test_interrupted_retraining_goes_on(
     else:
         assert prune_run(run, out, 0.5, retrain=2, scale=True, quiet=True).finished
     assert_same_end(out, tmp_path / "whole")
+
+
+def test_an_interrupted_retraining_is_gone_on_with_by_its_own_command(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Trainer._update
+
+    def signalled(self: Trainer, batch: br.Batch) -> None:
+        plain(self, batch)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", signalled)
+        prune_run(run, tmp_path / "small", 0.5, retrain=2, scale=True, quiet=True)
+    told = cli("evaluate", tmp_path / "small")
+    assert "2 of 2 epochs are to come; run its prune command again to go on" in told.err
 
 
 # --- curves -----------------------------------------------------------------------------------

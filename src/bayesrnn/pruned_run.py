@@ -29,7 +29,7 @@ from bayesrnn.prune import (
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import TENSORS, has_vocabulary, load, load_recipe, load_vocabulary, save_own
 from bayesrnn.train.loop import Outcome, choose_device, train
-from bayesrnn.train.run import Run
+from bayesrnn.train.run import Run, changed_data
 from bayesrnn.train.schedule import learning_rate
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
@@ -274,12 +274,14 @@ def run_curve(
     device: str = "auto",
     quiet: bool = True,
     advance: Callable[[Pruned], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> RunCurve:
     """The figure that the run's training watched, at each fraction or threshold pruned.
 
     With `retrain` each pruned network is retrained too, into a folder of its own below `out`: all
     columns of Graves' Table 2. `split` and `streams` say what to read, otherwise it is what
-    training validated on. The run itself is never changed. `advance` is told every point.
+    training validated on. The run itself is never changed. `advance` is told every point, and
+    `warn` where the run's data have changed since its training.
     """
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     place = choose_device(device, "--device")
@@ -288,6 +290,9 @@ def run_curve(
     if data:
         recipe = replace(recipe, data=replace(recipe.data, path=data))
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    changed = None if data else changed_data(run, recipe, task.digest)
+    if changed and warn is not None:
+        warn(changed)
     figure = watched_figure(task, split, streams)
 
     def retrained(point: Pruned) -> Pruned:

@@ -21,6 +21,7 @@ from bayesrnn.commands.options import (
     Weights,
     check_file,
     check_flags,
+    note_data,
     recipe_of,
 )
 from bayesrnn.commands.tables import show, shown, table_of, watching
@@ -149,6 +150,7 @@ def evaluate(
     flags |= {"--decoding": decoding != "prefix"}
     check_flags(recipe, {"--sharpened": True} if sharpened else flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)
     with watching() as watch:
         if isinstance(task, CaptionTask):

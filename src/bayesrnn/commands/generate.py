@@ -1,13 +1,12 @@
 """`bayesrnn generate`."""
 
 import json
-import sys
 from typing import Annotated
 
 import torch
 import typer
 
-from bayesrnn.commands.options import AsJson, RunFolder, Weights, recipe_of
+from bayesrnn.commands.options import AsJson, RunFolder, Weights, note, recipe_of
 from bayesrnn.data import TextData
 from bayesrnn.data.text import tokenise
 from bayesrnn.data.vocabulary import UNKNOWN
@@ -45,10 +44,9 @@ def generate(
         {t for piece in tokenise([prompt], settings) for t in piece if t not in vocabulary.index}
     )
     if unknown:
-        print(
-            f"note: the model does not know {', '.join(map(repr, unknown))} of the prompt, and "
-            f"reads {UNKNOWN} there",
-            file=sys.stderr,
+        note(
+            f"the model does not know {', '.join(map(repr, unknown))} of the prompt, and reads "
+            f"{UNKNOWN} there"
         )
     text = generate_text(
         model, prompt, settings, vocabulary, tokens, temperature, weights, generator

@@ -23,6 +23,7 @@ from bayesrnn.commands.options import (
     check_file,
     check_flags,
     draw_counts,
+    note_data,
     recipe_of,
 )
 from bayesrnn.commands.tables import columns, show, shown, table_of, watching
@@ -121,7 +122,13 @@ def uncertainty(
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
-            texts = _texts(settings, vocabulary, text or part, foreign, gap, seed)
+            if text is None:
+                corpus = load_text(settings, vocabulary)
+                note_data(run, recipe, corpus.digest, data)
+                own = Named(part, corpus.ids[part])
+            else:
+                own = Named(str(text), encode_file(text, settings, vocabulary))
+            texts = _texts(own, settings, vocabulary, foreign, gap, seed)
             loaders = {
                 which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)
                 for which, (name, ids) in texts.items()
@@ -132,9 +139,11 @@ def uncertainty(
                 write_tokens(out, found.tokens, vocabulary)
         elif isinstance(settings, CaptionData):
             captions = CaptionTask(recipe, place, vocabulary)
+            note_data(run, recipe, captions.digest, data)
             found = _captions(model, captions, part, counts, seed, watch)
         else:
             examples = LabelledTask(recipe, place, vocabulary)
+            note_data(run, recipe, examples.digest, data)
             found = _labelled(run, model, examples, part, counts, bins, seed, watch)
     _show(run, found, window or WINDOW, as_json)
 
@@ -176,23 +185,18 @@ class Named(NamedTuple):
 
 
 def _texts(
+    own: Named,
     settings: TextData,
     vocabulary: Vocabulary,
-    source: Path | str,
     foreign: Path | None,
     gap: bool,
     seed: int,
 ) -> dict[str, Named]:
-    """The text itself, from a file or a split of the run's data, and those to compare it with."""
-    ids = (
-        encode_file(source, settings, vocabulary)
-        if isinstance(source, Path)
-        else load_text(settings, vocabulary).ids[source]
-    )
-    texts = {"text": Named(str(source), ids)}
+    """The text itself, and those to compare it with."""
+    texts = {"text": own}
     if gap:
-        texts["reversed"] = Named("reversed", reversed_text(ids))
-        texts["shuffled"] = Named("shuffled", shuffled_text(ids, seed))
+        texts["reversed"] = Named("reversed", reversed_text(own.ids))
+        texts["shuffled"] = Named("shuffled", shuffled_text(own.ids, seed))
     if foreign is not None:
         texts["foreign"] = Named(str(foreign), encode_file(foreign, settings, vocabulary))
     return texts

@@ -29,7 +29,7 @@ from bayesrnn.report.readings import (
 )
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.run import changed_data, read_metrics
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
 """By the kind of data; all others are labelled."""
@@ -75,6 +75,8 @@ class Findings:
     watched: str
     """The figure by which a best epoch was kept, where one was."""
     notes: list[str]
+    changed: str | None
+    """That its data are not those of its training, where they are not."""
     unigram: float | None = None
     passage: Passage | None = None
     spoken: Spoken | None = None
@@ -137,6 +139,8 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         )
     read = READERS.get(type(recipe.data), read_labelled)
     found = read(Subject(run, model, recipe, counts, choices, watch))
+    digest = found.pop("digest")
+    changed = None if choices.data else changed_data(run, recipe, digest)
     return Findings(
         name,
         run,
@@ -146,7 +150,8 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         epochs=epochs,
         steps=[line for line in lines if line["kind"] == "step"],
         split=choices.split,
-        notes=notes + found.pop("notes", []),
+        notes=notes + found.pop("notes", []) + ([f"Mind: {changed}."] if changed else []),
+        changed=changed,
         **_of_weights(model, choices, watch),
         **found,
     )

@@ -14,6 +14,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
 from bayesrnn.storage import Damaged
+from bayesrnn.train.checkpoint import data_digest
 
 LEFTOVER = re.compile(
     r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
@@ -167,6 +168,17 @@ def epochs_missing(run: Path, recipe: Recipe) -> int:
         return 0
     done = max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
     return max(recipe.train.epochs - done, 0)
+
+
+def changed_data(run: Path, recipe: Recipe, digest: str) -> str | None:
+    """One line where the data of a run, which are of this digest now, are not those that it was
+    trained with (as far as its checkpoints tell)."""
+    if data_digest(Run(run).checkpoints) in (None, digest):
+        return None
+    return (
+        f"{recipe.data.path} is not what {run} was trained with: it has changed since; put it back "
+        "for figures of the same data"
+    )
 
 
 class MetricsLog:
