@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -205,9 +206,9 @@ def test_interrupted_retraining_goes_on(
     assert_same_end(out, tmp_path / "whole")
 
 
-def test_an_interrupted_retraining_is_gone_on_with_by_its_own_command(
-    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Somebody presses it in the first step of every training."""
     plain = Trainer._update
 
     def signalled(self: Trainer, batch: br.Batch) -> None:
@@ -216,9 +217,27 @@ def test_an_interrupted_retraining_is_gone_on_with_by_its_own_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_update", signalled)
-        prune_run(run, tmp_path / "small", 0.5, retrain=2, scale=True, quiet=True)
+        yield
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupted_retraining_is_gone_on_with_by_its_own_command(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    prune_run(run, tmp_path / "small", 0.5, retrain=2, scale=True, quiet=True)
     told = cli("evaluate", tmp_path / "small")
     assert "2 of 2 epochs are to come; run its prune command again to go on" in told.err
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("which", ["--thresholds", "--curve"])
+def test_ctrl_c_ends_a_table_at_once(which: str, cli: Cli, run: Path, tmp_path: Path) -> None:
+    done = cli("prune", run, which, "0.4,0.5", "--retrain", 1, "--out", tmp_path / "table")
+    assert (done.code, done.out) == (130, "")
+    assert "saved. Run the same command to go on" in done.err
+    assert done.err.endswith("interrupted\n")
+    assert "error" not in done.err
+    assert len(list((tmp_path / "table").iterdir())) == 1
 
 
 # --- curves -----------------------------------------------------------------------------------

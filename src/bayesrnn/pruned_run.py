@@ -314,7 +314,7 @@ def run_curve(
         after, outcome = _prune_into(run, out / f"{kind}-{value:g}", how, data, quiet, device)
         assert outcome is not None
         if not outcome.finished:
-            raise UserError("retraining was interrupted; run the same command to go on")
+            raise KeyboardInterrupt  # which the training took as a sign to save, and said so
         bits = bits_per_weight(after, _draws(after))
         error = figure.of(after.to(place))
         return replace(point, retrained=error, retrain_epochs=retrain, bits_per_weight=bits)
