@@ -297,8 +297,8 @@ def short_text(folder: Path) -> str:
         (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),
         (file_with(b"some words\xff and more" * 99), 1, ["bad.txt is not UTF-8 (at byte 10)"]),
         (short_text, 1, ["short.txt has 6 tokens, too few to split"]),
-        (lambda _: "train.streams=600", 1, ["fewer than 600 streams need (601)"]),
-        (lambda _: "train.valid_streams=51", 1, ["'valid' has 50 tokens, fewer than 51 streams"]),
+        (lambda _: "train.streams=600", 1, ["600 streams need (601); lower train.streams, or"]),
+        (lambda _: "train.valid_streams=51", 1, ["(52); lower train.valid_streams, or give more"]),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
@@ -642,7 +642,47 @@ def test_an_unknown_device_is_one_line(cli: Cli, finished: Path) -> None:
 def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
     result = cli("evaluate", run, "--data", "gone.txt")
     assert result.code == 1
-    assert "gone.txt does not exist" in result.errors[0]
+    assert result.errors == ["gone.txt does not exist; give with --data where the data are"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "RUN"],
+        ["uncertainty", "RUN"],
+        ["report", "RUN", "--out", "page.html"],
+        ["prune", "RUN", "--curve", "0.5"],
+        ["prune", "RUN", "--fraction", "0.5", "--retrain", "1", "--out", "small"],
+    ],
+)
+def test_a_run_whose_text_is_gone_says_which_flag_helps(
+    words: list[str], cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("train", recipe, "train.max_steps=1", "--out", "run", "--quiet").code == 0
+    text = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    result = cli(*("run" if word == "RUN" else word for word in words))
+    assert result.code == 1
+    said = [line for line in result.err.splitlines() if not line.startswith("note: ")]
+    there = tmp_path / "text.txt"
+    assert said == [f"error: the data of run are no longer at {there}; say where with --data"]
+    assert cli(*("run" if word == "RUN" else word for word in words), "--data", text).code == 0
+
+
+def test_too_many_streams_to_evaluate_with_are_named_by_their_flag(
+    cli: Cli, finished: Path
+) -> None:
+    result = cli("evaluate", finished, "--streams", 100_000)
+    assert result.code == 1
+    assert "(100001); lower --streams, or give more text" in result.errors[0]
+
+
+def test_a_text_without_a_known_word_is_said(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    settings = ["data.min_count=100000", "train.max_steps=1", "--out", tmp_path / "run"]
+    result = cli("train", recipe, *settings)
+    assert result.code == 0
+    assert "no token of the training text is known" in result.err
+    assert "lower data.min_count" in result.err
 
 
 def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> None:

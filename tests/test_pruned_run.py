@@ -199,6 +199,8 @@ def test_interrupted_retraining_goes_on(
             prune_run(run, out, 0.5, retrain=2, scale=True, quiet=True)
     with pytest.raises(br.UserError, match=r"fraction is 0.5 there and 0.6 here"):
         prune_run(run, out, 0.6, retrain=2, scale=True, quiet=True)
+    with pytest.raises(br.UserError, match=r"fraction is 0.5 there and unset here"):
+        prune_run(run, out, threshold=0.6, retrain=2, scale=True, quiet=True)
     if steps == 0:  # `train` goes on just as well
         br.train(br.read_recipe(out / "recipe.toml"), out, quiet=True)
     else:

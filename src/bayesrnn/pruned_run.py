@@ -29,7 +29,7 @@ from bayesrnn.prune import (
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import TENSORS, has_vocabulary, load, load_recipe, load_vocabulary, save_own
 from bayesrnn.train.loop import Outcome, choose_device, train
-from bayesrnn.train.run import Run, changed_data
+from bayesrnn.train.run import Run, changed_data, shown, with_data
 from bayesrnn.train.schedule import learning_rate
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
@@ -127,8 +127,8 @@ def _prune_into(
         _check_retrainable(run, recipe, model)
         if device != "auto":
             recipe = replace(recipe, train=replace(recipe.train, device=device))
-    if data:
-        recipe = replace(recipe, data=replace(recipe.data, path=str(Path(data).resolve())))
+    if data or how.retrain:
+        recipe = with_data(run, recipe, str(Path(data).resolve()) if data else "")
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)
@@ -159,7 +159,7 @@ def _check_folder(target: Run, made: Mapping[str, Any]) -> None:
         return
     if isinstance(found, dict) and found != made:
         keys = [key for key in made if found.get(key) != made[key]]
-        other = f"{keys[0]} is {found.get(keys[0])!r} there and {made[keys[0]]!r} here"
+        other = f"{keys[0]} is {shown(found.get(keys[0]))} there and {shown(made[keys[0]])} here"
         raise UserError(f"{path} holds another pruning: {other}; choose another --out")
     raise UserError(f"{path} exists and is not empty; choose another --out")
 
@@ -286,9 +286,7 @@ def run_curve(
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    recipe = load_recipe(run)
-    if data:
-        recipe = replace(recipe, data=replace(recipe.data, path=data))
+    recipe = with_data(run, load_recipe(run), data)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     changed = None if data else changed_data(run, recipe, task.digest)
     if changed and warn is not None:

@@ -35,6 +35,7 @@ from bayesrnn.evaluate.sharpened import LOOK_AT
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import with_data
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, Task, build_task
 
@@ -139,7 +140,7 @@ def evaluate(
     count = (samples or 10) if drawn else 0
     check_file(None if sharpened else predictions)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run, data)
+    model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
     if drawn and not model.draws_differ:
         raise UserError(
             f"every draw of {run} is the same, since its weights are points and no masks are "

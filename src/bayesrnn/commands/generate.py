@@ -35,7 +35,7 @@ def generate(
     bayesrnn generate runs/ptb --prompt "the company said" --tokens 50 --temperature 0.8
     """
     model = load(run)
-    settings = recipe_of(run, "").data
+    settings = recipe_of(run).data
     if not isinstance(settings, TextData):
         raise UserError(f"{run} is a run on {settings.kind}, which writes no text")
     generator = torch.Generator().manual_seed(seed)

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,9 +59,8 @@ def check_file(path: Path | None) -> None:
         )
 
 
-def recipe_of(run: Path, data: str) -> Recipe:
-    """A run's recipe, with its data read from `data` where that is given. Says so where the run
-    has not come to its end."""
+def recipe_of(run: Path) -> Recipe:
+    """A run's recipe. Says so where the run has not come to its end."""
     recipe = load_recipe(run)
     missing = epochs_missing(run, recipe)
     if missing:
@@ -71,7 +69,7 @@ def recipe_of(run: Path, data: str) -> Recipe:
             f"the training of {run} is not finished, {missing} of {recipe.train.epochs} epochs are "
             f"to come; run its {command} command again to go on"
         )
-    return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+    return recipe
 
 
 def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:

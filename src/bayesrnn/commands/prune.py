@@ -82,7 +82,7 @@ def prune(
     several = curve is not None or thresholds is not None
     _check_choice(fraction, threshold, curve, thresholds, by, per_tensor)
     _check_rest(several, out, retrain, lr, split is not None or streams is not None, scale)
-    recipe_of(run, data)
+    recipe_of(run)
     if several:
         fractions = None if curve is None else _numbers("--curve", curve)
         limits = None if thresholds is None else _numbers("--thresholds", thresholds)

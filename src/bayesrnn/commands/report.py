@@ -113,7 +113,7 @@ def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
             why = "there is no such folder" if not run.exists() else "it has no finished model"
             raise UserError(f"{run} is no run to report on: {why}; train one with --out")
-    kinds = [recipe_of(run, "").data for run in runs]
+    kinds = [recipe_of(run).data for run in runs]
     if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
         raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
     if pictures is not None:

@@ -55,6 +55,7 @@ from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import with_data
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
 
@@ -109,7 +110,8 @@ def uncertainty(
         raise typer.BadParameter(f"--out must end in .csv or .json, got {str(out)!r}")
     check_file(out)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run, data)
+    model, recipe = load(run).to(place), recipe_of(run)
+    recipe = recipe if text is not None else with_data(run, recipe, data)
     settings, part = recipe.data, split or "test"
     if isinstance(settings, SpeechData):
         raise UserError(
@@ -215,7 +217,10 @@ def _text(
     """`uncertainty` of a text, and of others beside it."""
     if gap:
         for loader in loaders.values():  # said now, not after all the reading
-            check_window(loader.targets, window)
+            try:
+                check_window(loader.targets, window)
+            except UserError as error:
+                raise UserError(f"text {loader.name}: {error} by --window") from error
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
         advance = watch(f"reading {which}", reading_cost(loader.targets, counts))

@@ -1,7 +1,7 @@
 """What is known of one run for its report: plain numbers, of which figures and page are made."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from bayesrnn.report.readings import (
 )
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
-from bayesrnn.train.run import changed_data, read_metrics
+from bayesrnn.train.run import changed_data, read_metrics, with_data
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
 """By the kind of data; all others are labelled."""
@@ -98,13 +98,7 @@ class Findings:
 def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
     """Measure a run's model on its data."""
     model = load(run).to(choices.device)
-    recipe = load_recipe(run)
-    if choices.data:
-        recipe = replace(recipe, data=replace(recipe.data, path=choices.data))
-    elif not Path(recipe.data.path).expanduser().exists():
-        raise UserError(
-            f"the data of {run} are no longer at {recipe.data.path}; say where with --data"
-        )
+    recipe = with_data(run, load_recipe(run), choices.data)
     draws = model.draws_differ
     counts = choices.samples if draws else (0,)
     notes: list[str] = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, CaptionData
+from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
@@ -452,6 +453,12 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
+        vocabulary = self.task.vocabulary
+        if vocabulary is not None and {*vocabulary.tokens} <= {UNKNOWN, END}:
+            self.reporter.say(
+                f"no token of the training text is known, and all are read as {UNKNOWN}; lower "
+                "data.min_count"
+            )
         never = {"average_after": "averaged", "look_after": "looked at"}
         for key, what in never.items():
             after = getattr(self.settings, key)

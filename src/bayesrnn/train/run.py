@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Run:
         changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
         if changed:
             listed = "; ".join(
-                f"{key} is {_show(old)} there and {_show(new)} here"
+                f"{key} is {shown(old)} there and {shown(new)} here"
                 for key, (old, new) in list(changed.items())[:3]
             )
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -168,6 +169,17 @@ def epochs_missing(run: Path, recipe: Recipe) -> int:
         return 0
     done = max((line["epoch"] for line in lines if line["kind"] == "epoch"), default=0)
     return max(recipe.train.epochs - done, 0)
+
+
+def with_data(run: Path, recipe: Recipe, data: str) -> Recipe:
+    """A run's recipe with its data read from `data`, where that is given; refused where there is
+    nothing."""
+    recipe = replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+    if Path(recipe.data.path).expanduser().exists():
+        return recipe
+    if data:
+        raise UserError(f"{data} does not exist; give with --data where the data are")
+    raise UserError(f"the data of {run} are no longer at {recipe.data.path}; say where with --data")
 
 
 def changed_data(run: Path, recipe: Recipe, digest: str) -> str | None:
@@ -245,5 +257,6 @@ def _grows(key: str, old: Any, new: Any) -> bool:
     return key in ("train.checkpoint_minutes", "train.max_steps")
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value, for people."""
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
