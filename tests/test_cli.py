@@ -229,13 +229,38 @@ def test_a_run_that_has_not_come_to_its_end_is_told_by_every_command(
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if '"kind": "epoch"' in line)
     (run / "metrics.jsonl").write_text("".join(lines[: first + 1]))
-    for command in ("evaluate", "generate", "uncertainty"):
-        told = cli(command, run)
+    page = ["--out", tmp_path / "page.html", "--samples", 0, "--tokens", 20]
+    commands = [["evaluate", run], ["generate", run], ["uncertainty", run], ["report", run, *page]]
+    commands += [["prune", run, "--curve", "0.5"]]
+    for words in (*commands, ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"]):
+        told = cli(*words)
         assert told.code == 0
         assert told.err.splitlines()[0] == (
             f"note: the training of {run} is not finished, 1 of 2 epochs are to come; run its "
             "train command again to go on"
         )
+
+
+def test_data_that_have_changed_since_the_training_are_told_by_every_command(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert cli("train", recipe, "train.epochs=1", "--out", run, "--quiet").code == 0
+    page = ["--out", tmp_path / "page.html", "--samples", 0, "--tokens", 20]
+    commands = [["evaluate", run], ["uncertainty", run], ["report", run, *page]]
+    commands += [["prune", run, "--curve", "0.5"]]
+    for words in commands:
+        assert cli(*words).err == ""
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text() + "w1 w2 w3\n")
+    for words in commands:
+        told = cli(*words)
+        assert told.code == 0
+        [line] = told.err.splitlines()
+        assert line.startswith(f"note: {text} is not what {run} was trained with")
+        assert cli(*words, "--data", text).err == ""
+    shutil.rmtree(run / "checkpoints")
+    assert cli("evaluate", run).err == ""  # it cannot be told
 
 
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
@@ -272,8 +297,8 @@ def short_text(folder: Path) -> str:
         (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),
         (file_with(b"some words\xff and more" * 99), 1, ["bad.txt is not UTF-8 (at byte 10)"]),
         (short_text, 1, ["short.txt has 6 tokens, too few to split"]),
-        (lambda _: "train.streams=600", 1, ["fewer than 600 streams need (601)"]),
-        (lambda _: "train.valid_streams=51", 1, ["'valid' has 50 tokens, fewer than 51 streams"]),
+        (lambda _: "train.streams=600", 1, ["600 streams need (601); lower train.streams, or"]),
+        (lambda _: "train.valid_streams=51", 1, ["(52); lower train.valid_streams, or give more"]),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
@@ -504,6 +529,16 @@ def lose_everything(run: Path) -> None:
     shutil.rmtree(run)
 
 
+def cut_the_recipe(run: Path) -> None:
+    data = (run / "recipe.toml").read_bytes()
+    (run / "recipe.toml").write_bytes(data[: data.index(b"[train]")])
+
+
+def cut_the_recipe_in_a_line(run: Path) -> None:
+    data = (run / "recipe.toml").read_bytes()
+    (run / "recipe.toml").write_bytes(data[: data.index(b"[train]") + 3])
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate"])
 @pytest.mark.parametrize(
     ("harm", "said"),
@@ -513,8 +548,13 @@ def lose_everything(run: Path) -> None:
         (replace_by_anothers, r"config\.json does not describe a bayesrnn model"),
         (never_finish, r"run holds no finished model yet; train it first"),
         (lose_the_recipe, r"is no run's folder"),
+        (cut_the_recipe, r"run/recipe\.toml is damaged, or was edited: .*; restore it from a copy"),
+        (cut_the_recipe_in_a_line, r"run/recipe\.toml is damaged, or was edited"),
         (lose_the_vocabulary, r"vocabulary\.json: No such file"),
-        (lose_everything, r"no model at .*run: there is no such folder"),
+        (
+            lose_everything,
+            r"no run at .*run: there is no such folder; give one made by train --out$",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
@@ -527,6 +567,32 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
     [line] = result.errors
     assert re.search(said, line)
     assert folder_contents(tmp_path) == before
+
+
+def test_every_command_notices_a_damaged_recipe_of_a_run(
+    cli: Cli, finished: Path, run: Path, tmp_path: Path
+) -> None:
+    cut_the_recipe(run)
+    for words in (
+        ["train", finished.parent / "small.toml", "--out", run],
+        ["report", run, "--out", tmp_path / "page.html"],
+        ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"],
+        ["prune", run, "--curve", "0.5"],
+        ["uncertainty", run],
+    ):
+        result = cli(*words)
+        assert result.code == 1
+        [line] = result.errors
+        assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+
+
+def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, run: Path) -> None:
+    """As old runs have it, and those where someone has changed it on purpose."""
+    text = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(text.partition("\n")[2])
+    assert cli("evaluate", run).code == 0
+    assert cli("train", finished.parent / "small.toml", "--out", run, "--quiet").code == 0
+    assert (run / "recipe.toml").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -576,7 +642,47 @@ def test_an_unknown_device_is_one_line(cli: Cli, finished: Path) -> None:
 def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
     result = cli("evaluate", run, "--data", "gone.txt")
     assert result.code == 1
-    assert "gone.txt does not exist" in result.errors[0]
+    assert result.errors == ["gone.txt does not exist; give with --data where the data are"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "RUN"],
+        ["uncertainty", "RUN"],
+        ["report", "RUN", "--out", "page.html"],
+        ["prune", "RUN", "--curve", "0.5"],
+        ["prune", "RUN", "--fraction", "0.5", "--retrain", "1", "--out", "small"],
+    ],
+)
+def test_a_run_whose_text_is_gone_says_which_flag_helps(
+    words: list[str], cli: Cli, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("train", recipe, "train.max_steps=1", "--out", "run", "--quiet").code == 0
+    text = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    result = cli(*("run" if word == "RUN" else word for word in words))
+    assert result.code == 1
+    said = [line for line in result.err.splitlines() if not line.startswith("note: ")]
+    there = tmp_path / "text.txt"
+    assert said == [f"error: the data of run are no longer at {there}; say where with --data"]
+    assert cli(*("run" if word == "RUN" else word for word in words), "--data", text).code == 0
+
+
+def test_too_many_streams_to_evaluate_with_are_named_by_their_flag(
+    cli: Cli, finished: Path
+) -> None:
+    result = cli("evaluate", finished, "--streams", 100_000)
+    assert result.code == 1
+    assert "(100001); lower --streams, or give more text" in result.errors[0]
+
+
+def test_a_text_without_a_known_word_is_said(cli: Cli, recipe: Path, tmp_path: Path) -> None:
+    settings = ["data.min_count=100000", "train.max_steps=1", "--out", tmp_path / "run"]
+    result = cli("train", recipe, *settings)
+    assert result.code == 0
+    assert "no token of the training text is known" in result.err
+    assert "lower data.min_count" in result.err
 
 
 def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> None:

@@ -119,7 +119,7 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
     assert "there is no 'valid' set, only train, test" in err
     code, _, err = cli("evaluate", finished("images"), "--data", tmp_path / "nowhere")
     assert (code, err.count("\n")) == (1, 1)
-    assert "nowhere does not exist; set data.path to a folder of idx files" in err
+    assert "nowhere does not exist; give with --data where the data are" in err
     code, _, err = cli("generate", finished("ratings"))
     assert (code, err.count("\n")) == (1, 1)
     assert "is a run on reviews, which writes no text" in err

@@ -96,6 +96,27 @@ def test_a_report_says_where_the_metrics_are_damaged(run: Path, tmp_path: Path, 
     assert f"line {len(whole.splitlines()) + 1} is not JSON" in page.read_text()
 
 
+def test_what_is_known_of_a_run_whose_metrics_are_gone_is_shown(
+    run: Path, tmp_path: Path, cli: Cli
+) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    (copied / "metrics.jsonl").unlink()
+    found = cli("train", copied / "recipe.toml", "--out", copied, "--json", "--quiet")
+    assert found.code == 0, found.err
+    figures = json.loads(found.out)
+    epochs = small_recipe(tmp_path).train.epochs
+    assert (figures["epochs"], figures["kept_epoch"], figures["finished"]) == (epochs, epochs, True)
+    assert figures["valid_perplexity"] is figures["best_valid_perplexity"] is None
+    assert cli("train", copied / "recipe.toml", "--out", copied, "--quiet").code == 0
+    assert cli("evaluate", copied).code == 0
+    page = tmp_path / "page.html"
+    one_more = [f"train.epochs={epochs + 1}"]
+    assert cli("train", copied / "recipe.toml", *one_more, "--out", copied, "--quiet").code == 0
+    assert cli("report", copied, "--out", page, "--samples", "0", "--tokens", "20").code == 0
+    assert f"Of its learning {epochs} epochs are not shown" in page.read_text()
+
+
 def test_names_are_not_cut_in_a_narrow_terminal(
     run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,19 @@ def test_a_text_that_cannot_be_read_is_one_line(
     assert len(err.splitlines()) == 1
 
 
+def test_a_text_too_short_to_compare_with_is_named(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "one.txt"
+    foreign.write_text("w1")
+    code, out, err = cli("uncertainty", finished, "--gap", "--window", 5, "--foreign", foreign)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"error: text {foreign}: a text of 1 predicted tokens has no window of 5; give a longer "
+        "text, or a shorter window by --window\n"
+    )
+
+
 def test_classes_have_means_and_calibration(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     loop.train(image_recipe(tmp_path), run, quiet=True)

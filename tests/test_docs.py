@@ -1,5 +1,7 @@
 """What the documents show must run, and what they name must exist."""
 
+import ast
+import builtins
 import math
 import re
 from pathlib import Path
@@ -10,6 +12,8 @@ from typer.main import get_command
 from bayesrnn.cli import app
 
 ROOT = Path(__file__).parent.parent
+YOURS = {"mean_loss", "summed_loss"}
+"""Functions that the documents call and leave to the reader."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -63,6 +67,27 @@ def test_every_command_and_option_in_the_documents_exists() -> None:
             assert flags <= options[name] | {"--help"}, f"{document.name}: bayesrnn {line}"
             shown += len(flags)
     assert shown > 60
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_shown_together_write_to_folders_of_their_own(document: Path) -> None:
+    """Pasted one after the other, none is refused the folder of the one before."""
+    for block in _code(document.read_text()):
+        folders = re.findall(r"bayesrnn prune .*--out (\S+)", block)
+        assert len(folders) == len(set(folders)), document.name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_functions_called_in_the_documents_were_imported(document: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    known = set(dir(builtins))
+    known |= {name.asname or name.name for n in nodes if hasattr(n, "names") for name in n.names}
+    known |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    known |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    known |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    called = {n.func for n in nodes if isinstance(n, ast.Call)}
+    assert {f.id for f in called if isinstance(f, ast.Name)} <= known | YOURS
 
 
 def _code(text: str) -> list[str]:

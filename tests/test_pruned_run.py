@@ -1,8 +1,12 @@
 """Runs that are pruned: their folders, their retraining, and what pruning costs them."""
 
+import errno
 import json
 import math
+import os
 import shutil
+import signal
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,6 +121,37 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         assert not out.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
+@pytest.mark.parametrize("retrain", [0, 1])
+@pytest.mark.parametrize(
+    "where", ["/.recipe.toml", "/.pruning.json", "/.vocabulary.json", "/.model", "/checkpoints"]
+)
+def test_a_pruning_that_a_full_disk_stopped_is_begun_again(
+    where: str, retrain: int, cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sync = tmp_path / "small", os.fsync
+    command = ("prune", run, "--fraction", 0.5, "--retrain", retrain, "--out", out, "--quiet")
+
+    def full(descriptor: int) -> None:
+        if where in str(Path(f"/proc/self/fd/{descriptor}").resolve()):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = cli(*command)
+    if where == "/checkpoints" and not retrain:
+        assert done.code == 0
+        assert "exists and is not empty; choose another --out" in cli(*command).errors[0]
+        return
+    assert done.code == 1
+    assert "No space left on device; free some space" in done.errors[0]
+    again = cli(*command)
+    assert again.code == 0, again.err
+    prune_run(run, tmp_path / "other", 0.5, retrain=retrain, quiet=True)
+    assert folder_contents(out / "model") == folder_contents(tmp_path / "other" / "model")
+
+
 # --- retraining -------------------------------------------------------------------------------
 
 
@@ -164,11 +199,47 @@ def test_interrupted_retraining_goes_on(
             prune_run(run, out, 0.5, retrain=2, scale=True, quiet=True)
     with pytest.raises(br.UserError, match=r"fraction is 0.5 there and 0.6 here"):
         prune_run(run, out, 0.6, retrain=2, scale=True, quiet=True)
+    with pytest.raises(br.UserError, match=r"fraction is 0.5 there and unset here"):
+        prune_run(run, out, threshold=0.6, retrain=2, scale=True, quiet=True)
     if steps == 0:  # `train` goes on just as well
         br.train(br.read_recipe(out / "recipe.toml"), out, quiet=True)
     else:
         assert prune_run(run, out, 0.5, retrain=2, scale=True, quiet=True).finished
     assert_same_end(out, tmp_path / "whole")
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Somebody presses it in the first step of every training."""
+    plain = Trainer._update
+
+    def signalled(self: Trainer, batch: br.Batch) -> None:
+        plain(self, batch)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", signalled)
+        yield
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupted_retraining_is_gone_on_with_by_its_own_command(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    prune_run(run, tmp_path / "small", 0.5, retrain=2, scale=True, quiet=True)
+    told = cli("evaluate", tmp_path / "small")
+    assert "2 of 2 epochs are to come; run its prune command again to go on" in told.err
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("which", ["--thresholds", "--curve"])
+def test_ctrl_c_ends_a_table_at_once(which: str, cli: Cli, run: Path, tmp_path: Path) -> None:
+    done = cli("prune", run, which, "0.4,0.5", "--retrain", 1, "--out", tmp_path / "table")
+    assert (done.code, done.out) == (130, "")
+    assert "saved. Run the same command to go on" in done.err
+    assert done.err.endswith("interrupted\n")
+    assert "error" not in done.err
+    assert len(list((tmp_path / "table").iterdir())) == 1
 
 
 # --- curves -----------------------------------------------------------------------------------

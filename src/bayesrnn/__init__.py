@@ -7,6 +7,7 @@
 torch.Size([5, 2, 4])
 """
 
+from bayesrnn import starting as starting  # before the imports that take long
 from bayesrnn.bayes import (
     Bayesian,
     Delta,

@@ -19,9 +19,8 @@ from bayesrnn.commands.train import train
 from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.starting import INTERRUPTED, started
 
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
 """What torch says, of a GPU's memory and of the machine's own."""
 
@@ -52,6 +51,7 @@ for command in (
 
 def main() -> None:
     """Run a command; a user's mistake becomes one line and an exit code (1 failed, 2 wrong use)."""
+    started()
     try:
         app()
     except Invalid as error:

@@ -26,10 +26,10 @@ from bayesrnn.prune import (
     pruning_curve,
     structure,
 )
-from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.saving import TENSORS, has_vocabulary, load, load_vocabulary, save
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import TENSORS, has_vocabulary, load, load_recipe, load_vocabulary, save_own
 from bayesrnn.train.loop import Outcome, choose_device, train
-from bayesrnn.train.run import Run
+from bayesrnn.train.run import Run, changed_data, shown, with_data
 from bayesrnn.train.schedule import learning_rate
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
@@ -119,48 +119,49 @@ def _prune_into(
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
     target = Run(out)
     made = {"run": str(run.resolve()), **asdict(how)}
-    goes_on = _check_folder(out, made)
+    _check_folder(target, made)
     model = load(run)
-    recipe = read_recipe(run / "recipe.toml")
+    recipe = load_recipe(run)
     if how.retrain:
         recipe = retraining(recipe, how.retrain, how.lr)
         _check_retrainable(run, recipe, model)
         if device != "auto":
             recipe = replace(recipe, train=replace(recipe.train, device=device))
-    if data:
-        recipe = replace(recipe, data=replace(recipe.data, path=str(Path(data).resolve())))
+    if data or how.retrain:
+        recipe = with_data(run, recipe, str(Path(data).resolve()) if data else "")
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)
+        write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)
-        if not goes_on:
-            save(model, target.model, mean_only=not how.scale)
-        write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
+        if not target.model.exists():  # otherwise the same call goes on with its retraining
+            save_own(model, target.model, mean_only=not how.scale)
     if not how.retrain:
         return model, None
     outcome = train(recipe, out, quiet=quiet, start=model)
     if outcome.finished and not how.scale:
-        save(model, target.model, mean_only=True)
+        save_own(model, target.model, mean_only=True)
     return model, outcome
 
 
-def _check_folder(out: Path, made: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this very pruning already, to go on with; refused if it is another's
-    or no pruning at all."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
+def _check_folder(target: Run, made: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds anything but the beginnings of this very pruning: one whose model
+    was not written yet, or one that is retrained. (A recipe alone is compared later.)"""
+    path = target.path
+    if not path.exists() or (path.is_dir() and set(target.contents()) <= {target.recipe}):
+        return
     try:
-        found = json.loads((out / "pruning.json").read_text())
+        found = json.loads(target.pruning.read_text())
     except (OSError, ValueError):
         found = None
-    if found == made and made["retrain"]:
-        return True
+    if found == made and (made["retrain"] or not target.model.exists()):
+        return
     if isinstance(found, dict) and found != made:
         keys = [key for key in made if found.get(key) != made[key]]
-        other = f"{keys[0]} is {found.get(keys[0])!r} there and {made[keys[0]]!r} here"
-        raise UserError(f"{out} holds another pruning: {other}; choose another --out")
-    raise UserError(f"{out} exists and is not empty; choose another --out")
+        other = f"{keys[0]} is {shown(found.get(keys[0]))} there and {shown(made[keys[0]])} here"
+        raise UserError(f"{path} holds another pruning: {other}; choose another --out")
+    raise UserError(f"{path} exists and is not empty; choose another --out")
 
 
 def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
@@ -273,20 +274,23 @@ def run_curve(
     device: str = "auto",
     quiet: bool = True,
     advance: Callable[[Pruned], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> RunCurve:
     """The figure that the run's training watched, at each fraction or threshold pruned.
 
     With `retrain` each pruned network is retrained too, into a folder of its own below `out`: all
     columns of Graves' Table 2. `split` and `streams` say what to read, otherwise it is what
-    training validated on. The run itself is never changed. `advance` is told every point.
+    training validated on. The run itself is never changed. `advance` is told every point, and
+    `warn` where the run's data have changed since its training.
     """
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    recipe = read_recipe(run / "recipe.toml")
-    if data:
-        recipe = replace(recipe, data=replace(recipe.data, path=data))
+    recipe = with_data(run, load_recipe(run), data)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    changed = None if data else changed_data(run, recipe, task.digest)
+    if changed and warn is not None:
+        warn(changed)
     figure = watched_figure(task, split, streams)
 
     def retrained(point: Pruned) -> Pruned:
@@ -308,7 +312,7 @@ def run_curve(
         after, outcome = _prune_into(run, out / f"{kind}-{value:g}", how, data, quiet, device)
         assert outcome is not None
         if not outcome.finished:
-            raise UserError("retraining was interrupted; run the same command to go on")
+            raise KeyboardInterrupt  # which the training took as a sign to save, and said so
         bits = bits_per_weight(after, _draws(after))
         error = figure.of(after.to(place))
         return replace(point, retrained=error, retrain_epochs=retrain, bits_per_weight=bits)

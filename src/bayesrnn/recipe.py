@@ -9,6 +9,7 @@ counts.
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import math
 import tomllib
@@ -32,6 +33,7 @@ from bayesrnn.bayes import (
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.files import read_chunks, write_atomic
 from bayesrnn.models import (
     CaptionerSettings,
     DropoutSettings,
@@ -43,6 +45,7 @@ from bayesrnn.models import (
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
+SEAL = b"# sha256 of what follows: "
 LARGEST = {int: ("2^63", 2**63), float: ("3e38", 3e38)}
 """Numbers are below these, by type: of TOML's whole numbers (Python reads larger ones), and of
 those that a weight can hold."""
@@ -117,6 +120,28 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _merge(table, _parse_override(override))
     return from_table(table)
+
+
+def read_run_recipe(path: Path) -> Recipe:
+    """The recipe that a run keeps, refused where it is not as `write_run_recipe` wrote it (old runs
+    have no checksum in it)."""
+    seal, _, rest = b"".join(read_chunks(path)).partition(b"\n")
+    if seal.startswith(SEAL) and seal != _seal(rest):
+        raise UserError(
+            f"{path} is damaged, or was edited: its checksum is another one; restore it from a "
+            "copy, or delete its first line where the change is meant"
+        )
+    return read_recipe(path)
+
+
+def write_run_recipe(path: Path, recipe: Recipe) -> None:
+    """Write a run's recipe below a line with its checksum: TOML cut short is still TOML."""
+    text = to_toml(recipe).encode()
+    write_atomic(path, _seal(text) + b"\n" + text)
+
+
+def _seal(text: bytes) -> bytes:
+    return SEAL + hashlib.sha256(text).hexdigest().encode()
 
 
 def from_table(table: Mapping[str, Any]) -> Recipe:

@@ -46,7 +46,7 @@ from bayesrnn.recipe import (
     Recipe,
     object_from_table,
     object_to_table,
-    read_recipe,
+    read_run_recipe,
 )
 from bayesrnn.storage import Damaged, read_facts, read_folder, write_folder
 
@@ -69,9 +69,16 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
             raise UserError(
                 f"{path} exists and is no bayesrnn model; choose another folder"
             ) from error
-        others = [p.name for p in path.iterdir() if p.name not in (CONFIG, TENSORS)]
-        if others:
-            raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
+    save_own(model, path, mean_only)
+
+
+def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
+    """`save` to a folder that is known to be a model's, that of a run: even one that is damaged is
+    replaced."""
+    inside = path.iterdir() if path.is_dir() else ()
+    others = [p.name for p in inside if p.name not in (CONFIG, TENSORS)]
+    if others:
+        raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
     weights: dict[str, Any] = {}
@@ -114,21 +121,14 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     its own module.
     """
     path = Path(folder)
-    if not path.exists():
-        raise UserError(
-            f"no model at {path}: there is no such folder; give one made by train --out or br.save"
-        )
     if module is None:
-        if not (path / "recipe.toml").exists():
-            raise UserError(
-                f"{path} is no run's folder, which train --out makes; to load a model of your own "
-                "in Python, pass its network as load(..., module=net)"
-            )
-        recipe = read_recipe(path / "recipe.toml")
+        recipe = load_recipe(path)
         module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
         if not (path / "model").exists():
             raise UserError(f"{path} holds no finished model yet; train it first")
         path = path / "model"
+    elif not path.exists():
+        raise UserError(f"no model at {path}: there is no such folder; give one made by br.save")
     files, facts = read_folder(path, "model", CONFIG)
     try:
         weights: dict[str, Any] = facts["weights"]
@@ -147,6 +147,18 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
 def has_vocabulary(recipe: Recipe) -> bool:
     """Whether its runs read words, so that they keep a vocabulary."""
     return not isinstance(recipe.data, ImageData)
+
+
+def load_recipe(run: Path) -> Recipe:
+    """The recipe a run was trained with."""
+    if not run.exists():
+        raise UserError(f"no run at {run}: there is no such folder; give one made by train --out")
+    if not (run / "recipe.toml").exists():
+        raise UserError(
+            f"{run} is no run's folder, which train --out makes; to load a model of your own in "
+            "Python, pass its network as load(..., module=net)"
+        )
+    return read_run_recipe(run / "recipe.toml")
 
 
 def load_vocabulary(run: Path) -> Vocabulary:

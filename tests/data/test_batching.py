@@ -93,13 +93,19 @@ def test_too_few_tokens() -> None:
         StreamLoader(np.arange(12), streams=20, unroll=35, name="valid")
     assert str(caught.value) == (
         "text 'valid' has 12 tokens, fewer than 20 streams need (21); "
-        "lower train.streams or give more text"
+        "lower streams, or give more text"
     )
+    with pytest.raises(UserError, match=r"; lower --streams, or give more text$"):
+        StreamLoader(np.arange(12), streams=20, unroll=35, key="--streams")
     with pytest.raises(UserError, match=r"fewer than 2 streams of 35 steps need \(71\)"):
         StreamLoader(np.arange(70), streams=2, unroll=35, drop_last=True)
+    with pytest.raises(UserError, match=r"; lower train.streams or train.unroll, or give more"):
+        StreamLoader(np.arange(70), 2, 35, drop_last=True, key="train.streams")
     assert len(StreamLoader(np.arange(71), streams=2, unroll=35, drop_last=True)) == 1
     assert len(StreamLoader(np.arange(21), streams=20, unroll=35)) == 1
-    with pytest.raises(UserError, match="has 0 tokens"):
+    with pytest.raises(
+        UserError, match=r"has 0 tokens, fewer than 1 streams need \(2\); give more text"
+    ):
         StreamLoader(np.arange(0), streams=1, unroll=1)
 
 

@@ -340,12 +340,24 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert fails(path, tmp_path).startswith(f"cannot read {path}: Permission denied; ")
 
 
+@pytest.mark.parametrize("inside", ["", "runs/one"])
+def test_a_runs_log_is_no_text(inside: str, tmp_path: Path) -> None:
+    run = tmp_path / "texts" / inside
+    run.mkdir(parents=True)
+    (run / "log.txt").write_text("2026-01-01 12:00:00 starting on cpu\n" * 50)
+    (tmp_path / "texts" / "book.txt").write_text("once upon a time\n" * 50)
+    load_text(TextData(str(tmp_path / "texts"), cache=str(tmp_path / "other")))
+    (run / "recipe.toml").write_text("")
+    message = fails(tmp_path / "texts", tmp_path)
+    assert message.startswith(f"{run} is a run's folder, and its log is no text to learn; give")
+
+
 def test_an_unwritable_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_splits(tmp_path / "text", "a\n", "a\n", "a\n")
     (tmp_path / "file").write_text("")
     cache = tmp_path / "file" / "cache"
     message = fails(folder, tmp_path, cache=str(cache))
-    assert message.startswith(f"cannot make {cache}: Not a directory; set data.cache to ")
+    assert message.startswith(f"cannot make {cache}: Not a directory; make it writable, or set ")
     really_open = Path.open
 
     def refuse(self: Path, mode: str = "r") -> object:
@@ -356,7 +368,7 @@ def test_an_unwritable_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Path, "open", refuse)
     message = fails(folder, tmp_path)
     assert message.startswith(f"cannot write {tmp_path / 'cache'}")
-    assert message.endswith("Permission denied; set data.cache to a folder you may write to")
+    assert message.endswith("writable, or set data.cache or $XDG_CACHE_HOME to another folder")
 
 
 @pytest.mark.parametrize(

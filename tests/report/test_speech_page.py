@@ -81,13 +81,15 @@ def test_the_description_length_is_in_the_table(page: Page, noisy: Path) -> None
 def test_the_figures_are_of_the_epoch_that_was_kept(noisy: Path) -> None:
     found = examine(noisy, "noisy", Choices((0,)), lambda w, n: lambda d: None)
     assert found.watched == "valid_nll"
-    lines = [{"valid_nll": nll, "ratio": ratio} for nll, ratio in ((3, 7.0), (1, 8.0), (2, 9.0))]
+    figures = ((1, 3, 7.0), (2, 1, 8.0), (3, 2, 9.0))
+    lines = [{"epoch": e, "valid_nll": nll, "ratio": ratio} for e, nll, ratio in figures]
     best = replace(found, epochs=lines)
     last = replace(
         best, recipe=replace(found.recipe, train=replace(found.recipe.train, keep="last"))
     )
     ratios = [{key: cells for key, _, cells in head_rows([run])}["ratio"] for run in (best, last)]
     assert ratios == [[(8.0, "8.000")], [(9.0, "9.000")]]
+    assert replace(best, epochs=[lines[0], lines[2]]).kept is None  # the best may be what was lost
 
 
 def test_pruning_is_scored_by_label_errors(page: Page, noisy: Path) -> None:

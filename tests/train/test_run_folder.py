@@ -9,6 +9,7 @@ import pytest
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import Damaged
+from bayesrnn.train import loop
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import Run, epochs_missing, read_metrics
 from small_runs import (
@@ -16,6 +17,7 @@ from small_runs import (
     assert_same_end,
     checkpoint_folders,
     folder_contents,
+    metrics,
     small_recipe,
 )
 
@@ -149,6 +151,29 @@ def test_what_a_killed_start_left_behind_is_swept_away(finished: Path, tmp_path:
     assert not list(folder.glob(".*.tmp"))
 
 
+# --- a damaged model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["truncated", "empty", "gone", "all gone"])
+def test_a_run_replaces_its_own_model_however_damaged(harm: str, finished: Path, run: Path) -> None:
+    config = run / "model/config.json"
+    if harm in ("gone", "all gone"):
+        config.unlink()
+    else:
+        config.write_bytes(b"" if harm == "empty" else config.read_bytes()[:50])
+    if harm == "all gone":
+        (run / "model/model.safetensors").unlink()
+    train(recipe_of(finished), run, quiet=True)
+    assert folder_contents(run / "model") == folder_contents(finished / "model")
+
+
+def test_what_somebody_put_beside_a_runs_model_is_left_alone(finished: Path, run: Path) -> None:
+    (run / "model/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds more than a model \(notes.txt\)"):
+        train(recipe_of(finished), run, quiet=True)
+    assert (run / "model/notes.txt").read_text() == "mine"
+
+
 # --- damaged checkpoints ---------------------------------------------------------------------
 
 
@@ -226,6 +251,73 @@ def test_metrics_that_cannot_be_read_are_named_and_keep_nobody_from_the_model(
     with pytest.raises(Damaged, match=r"metrics.jsonl is damaged: line \d+ is not JSON"):
         read_metrics(run)
     assert epochs_missing(run, read_recipe(run / "recipe.toml")) == 0
+
+
+def lose_all(file: Path) -> None:
+    file.unlink()
+
+
+def lose_half(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def lose_the_first(file: Path) -> None:
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[1:]))
+
+
+def scratch_one(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[10] = 0xFF
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [lose_all, lose_half, lose_the_first, scratch_one])
+def test_damaged_metrics_are_noticed_before_the_training_which_goes_on(
+    harm: Callable[[Path], None],
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(loop, "LOG_STEPS", 10)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    for out in (whole, run):
+        train(recipe_of(finished, train={"epochs": 3, "max_steps": 2 * EPOCH}), out, quiet=True)
+    harm(run / "metrics.jsonl")
+    capsys.readouterr()
+    for out in (whole, run):
+        outcome = train(recipe_of(finished, train={"epochs": 3}), out)
+        assert (outcome.epoch, outcome.kept, outcome.finished) == (3, 3, True)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    assert len(warnings) == 1
+    assert str(run / "metrics.jsonl") in warnings[0]
+    found = metrics(run)
+    assert found == [line for line in metrics(whole) if line in found]
+    assert found[-2:] == metrics(whole)[-2:]
+    assert (run / "model/model.safetensors").read_bytes() == (
+        whole / "model/model.safetensors"
+    ).read_bytes()
+
+
+def test_metrics_that_were_mended_have_no_line_twice(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have grown past what the checkpoint says when the process is killed."""
+    monkeypatch.setattr(loop, "LOG_STEPS", 2)
+    run, once = tmp_path / "run", {"epochs": 3, "checkpoint_minutes": 9}
+    train(recipe_of(finished, train={**once, "max_steps": EPOCH}), run, quiet=True)
+    size = (run / "metrics.jsonl").stat().st_size
+    lose_the_first(run / "metrics.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "save", lambda _: pytest.exit("killed"))
+        with pytest.raises(pytest.exit.Exception):
+            train(recipe_of(finished, train={**once, "max_steps": 2 * EPOCH}), run, quiet=True)
+    assert (run / "metrics.jsonl").stat().st_size > size
+    train(recipe_of(finished, train=once), run, quiet=True)
+    lines = [(line["kind"], line["step"]) for line in metrics(run)]
+    expected = [("step", step) for step in range(4, 3 * EPOCH + 1, 2)]
+    assert [line for line in lines if line[0] == "step"] == expected
 
 
 def test_the_checkpoint_before_the_newest_is_kept(finished: Path) -> None:

@@ -60,7 +60,7 @@ def caption(
         raise typer.BadParameter("--temperature draws words one by one; give --beam 1")
     check_file(out)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run, "")
+    model, recipe = load(run).to(place), recipe_of(run)
     if not isinstance(recipe.data, CaptionData) or not isinstance(recipe.model, CaptionerSettings):
         raise UserError(f"{run} is a run on {recipe.data.kind}, which captions no pictures")
     given = read_features(features)

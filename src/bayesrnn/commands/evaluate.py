@@ -21,6 +21,7 @@ from bayesrnn.commands.options import (
     Weights,
     check_file,
     check_flags,
+    note_data,
     recipe_of,
 )
 from bayesrnn.commands.tables import show, shown, table_of, watching
@@ -34,6 +35,7 @@ from bayesrnn.evaluate.sharpened import LOOK_AT
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import with_data
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, Task, build_task
 
@@ -138,7 +140,7 @@ def evaluate(
     count = (samples or 10) if drawn else 0
     check_file(None if sharpened else predictions)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run, data)
+    model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
     if drawn and not model.draws_differ:
         raise UserError(
             f"every draw of {run} is the same, since its weights are points and no masks are "
@@ -149,6 +151,7 @@ def evaluate(
     flags |= {"--decoding": decoding != "prefix"}
     check_flags(recipe, {"--sharpened": True} if sharpened else flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)
     with watching() as watch:
         if isinstance(task, CaptionTask):

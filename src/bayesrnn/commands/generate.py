@@ -1,13 +1,12 @@
 """`bayesrnn generate`."""
 
 import json
-import sys
 from typing import Annotated
 
 import torch
 import typer
 
-from bayesrnn.commands.options import AsJson, RunFolder, Weights, recipe_of
+from bayesrnn.commands.options import AsJson, RunFolder, Weights, note, recipe_of
 from bayesrnn.data import TextData
 from bayesrnn.data.text import tokenise
 from bayesrnn.data.vocabulary import UNKNOWN
@@ -36,7 +35,7 @@ def generate(
     bayesrnn generate runs/ptb --prompt "the company said" --tokens 50 --temperature 0.8
     """
     model = load(run)
-    settings = recipe_of(run, "").data
+    settings = recipe_of(run).data
     if not isinstance(settings, TextData):
         raise UserError(f"{run} is a run on {settings.kind}, which writes no text")
     generator = torch.Generator().manual_seed(seed)
@@ -45,10 +44,9 @@ def generate(
         {t for piece in tokenise([prompt], settings) for t in piece if t not in vocabulary.index}
     )
     if unknown:
-        print(
-            f"note: the model does not know {', '.join(map(repr, unknown))} of the prompt, and "
-            f"reads {UNKNOWN} there",
-            file=sys.stderr,
+        note(
+            f"the model does not know {', '.join(map(repr, unknown))} of the prompt, and reads "
+            f"{UNKNOWN} there"
         )
     text = generate_text(
         model, prompt, settings, vocabulary, tokens, temperature, weights, generator

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +11,9 @@ import typer
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
-from bayesrnn.recipe import Recipe, read_recipe
-from bayesrnn.train.run import epochs_missing
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import load_recipe
+from bayesrnn.train.run import Run, changed_data, epochs_missing
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
@@ -59,18 +59,30 @@ def check_file(path: Path | None) -> None:
         )
 
 
-def recipe_of(run: Path, data: str) -> Recipe:
-    """A run's recipe, with its data read from `data` where that is given. Says so where the run
-    has not come to its end."""
-    recipe = read_recipe(run / "recipe.toml")
+def recipe_of(run: Path) -> Recipe:
+    """A run's recipe. Says so where the run has not come to its end."""
+    recipe = load_recipe(run)
     missing = epochs_missing(run, recipe)
     if missing:
-        print(
-            f"note: the training of {run} is not finished, {missing} of {recipe.train.epochs} "
-            "epochs are to come; run its train command again to go on",
-            file=sys.stderr,
+        command = "prune" if Run(run).pruning.exists() else "train"
+        note(
+            f"the training of {run} is not finished, {missing} of {recipe.train.epochs} epochs are "
+            f"to come; run its {command} command again to go on"
         )
-    return replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+    return recipe
+
+
+def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
+    """Say where a run's data (of this digest) have changed since its training; `data` that were
+    given instead are meant to be others."""
+    changed = None if data else changed_data(run, recipe, digest)
+    if changed:
+        note(changed)
+
+
+def note(text: str) -> None:
+    """One line that is no error."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def draw_counts(samples: str) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder
+from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder, note, recipe_of
 from bayesrnn.commands.tables import show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
@@ -82,6 +82,7 @@ def prune(
     several = curve is not None or thresholds is not None
     _check_choice(fraction, threshold, curve, thresholds, by, per_tensor)
     _check_rest(several, out, retrain, lr, split is not None or streams is not None, scale)
+    recipe_of(run)
     if several:
         fractions = None if curve is None else _numbers("--curve", curve)
         limits = None if thresholds is None else _numbers("--thresholds", thresholds)
@@ -102,6 +103,7 @@ def prune(
                 device,
                 quiet,
                 lambda _: advance(1),
+                note,
             )
         _show_curve(run, found, bool(retrain), as_json)
         return

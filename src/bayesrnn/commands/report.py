@@ -6,12 +6,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bayesrnn.commands.options import AsJson, Data, Device, DrawSeed, check_file, draw_counts
+from bayesrnn.commands.options import (
+    AsJson,
+    Data,
+    Device,
+    DrawSeed,
+    check_file,
+    draw_counts,
+    note,
+    recipe_of,
+)
 from bayesrnn.commands.tables import show, watching
 from bayesrnn.data import CaptionData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.reader import Advance
-from bayesrnn.recipe import read_recipe
 from bayesrnn.report.captions import check_pictures
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.figures import require_plotly
@@ -83,6 +91,8 @@ def report(
                 return watch(f"{name}: {what}", total)
 
             found.append(examine(run, name, choices, begin))
+    for changed in (run.changed for run in found if run.changed):
+        note(changed)
     size = write_page(found, choices, out)
     figures: dict[str, Any] = {
         "page": str(out),
@@ -103,7 +113,7 @@ def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
             why = "there is no such folder" if not run.exists() else "it has no finished model"
             raise UserError(f"{run} is no run to report on: {why}; train one with --out")
-    kinds = [read_recipe(run / "recipe.toml").data for run in runs]
+    kinds = [recipe_of(run).data for run in runs]
     if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
         raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
     if pictures is not None:

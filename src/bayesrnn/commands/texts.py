@@ -74,14 +74,14 @@ def sharpened_bound(
     """A sharpened model's bound, phi at its mean or `drawn`, with the looks of the training (None)
     or of another width, `looks` at each cut, and the widths tried if there was a search."""
     shape = task.batches.streams, task.batches.unroll
-    loader = task.stream(split, *shape)
+    loader = task.stream(split, *shape, key="train.streams")
     generator = torch.Generator(task.device).manual_seed(seed)
     chosen: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     if look is not None:
         _check_looks(model, look_at)
     if look == "search":
-        valid = task.stream("valid", *shape)
+        valid = task.stream("valid", *shape, key="train.streams")
         advance = watch("trying looks on valid", valid.targets * len(WIDTHS))
         search = search_look(model, valid, look_at, WIDTHS, seed, advance, looks)
         look, tried = search.look, {"search": [asdict(trial) for trial in search.tried]}

@@ -33,17 +33,19 @@ def train(
     """
     out = out or Path("runs") / recipe.stem
     outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
-    last = outcome.epochs[outcome.kept - 1] if outcome.kept else {}
+    last = next((line for line in outcome.epochs if line["epoch"] == outcome.kept), {})
     watched = outcome.watched
+    every = outcome.epochs if len(outcome.epochs) == outcome.epoch else []  # none was lost
+    scores = [line[watched] for line in every if line[watched] is not None]
     figures: dict[str, Any] = {
         "run": str(out),
         "finished": outcome.finished,
         "steps": outcome.steps,
-        "epochs": len(outcome.epochs),
+        "epochs": outcome.epoch,
         "kept_epoch": outcome.kept or None,
         **{key: value for key, value in last.items() if key.startswith("train_")},
         watched: last.get(watched),
-        f"best_{watched}": min((line[watched] for line in outcome.epochs), default=None),
+        f"best_{watched}": min(scores, default=None),
         **{field.name: last.get(field.name) for field in fields(Description) if last or as_json},
         "seconds": outcome.seconds,
     }

@@ -48,7 +48,7 @@ def transcribe(
     """
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    settings = recipe_of(run, "").data
+    settings = recipe_of(run).data
     if not isinstance(settings, SpeechData):
         raise UserError(f"{run} is a run on {settings.kind}, which hears nothing")
     import_soundfile()

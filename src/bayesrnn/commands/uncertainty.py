@@ -23,6 +23,7 @@ from bayesrnn.commands.options import (
     check_file,
     check_flags,
     draw_counts,
+    note_data,
     recipe_of,
 )
 from bayesrnn.commands.tables import columns, show, shown, table_of, watching
@@ -54,6 +55,7 @@ from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import with_data
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
 
@@ -108,7 +110,8 @@ def uncertainty(
         raise typer.BadParameter(f"--out must end in .csv or .json, got {str(out)!r}")
     check_file(out)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run, data)
+    model, recipe = load(run).to(place), recipe_of(run)
+    recipe = recipe if text is not None else with_data(run, recipe, data)
     settings, part = recipe.data, split or "test"
     if isinstance(settings, SpeechData):
         raise UserError(
@@ -121,7 +124,13 @@ def uncertainty(
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
-            texts = _texts(settings, vocabulary, text or part, foreign, gap, seed)
+            if text is None:
+                corpus = load_text(settings, vocabulary)
+                note_data(run, recipe, corpus.digest, data)
+                own = Named(part, corpus.ids[part])
+            else:
+                own = Named(str(text), encode_file(text, settings, vocabulary))
+            texts = _texts(own, settings, vocabulary, foreign, gap, seed)
             loaders = {
                 which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)
                 for which, (name, ids) in texts.items()
@@ -132,9 +141,11 @@ def uncertainty(
                 write_tokens(out, found.tokens, vocabulary)
         elif isinstance(settings, CaptionData):
             captions = CaptionTask(recipe, place, vocabulary)
+            note_data(run, recipe, captions.digest, data)
             found = _captions(model, captions, part, counts, seed, watch)
         else:
             examples = LabelledTask(recipe, place, vocabulary)
+            note_data(run, recipe, examples.digest, data)
             found = _labelled(run, model, examples, part, counts, bins, seed, watch)
     _show(run, found, window or WINDOW, as_json)
 
@@ -176,23 +187,18 @@ class Named(NamedTuple):
 
 
 def _texts(
+    own: Named,
     settings: TextData,
     vocabulary: Vocabulary,
-    source: Path | str,
     foreign: Path | None,
     gap: bool,
     seed: int,
 ) -> dict[str, Named]:
-    """The text itself, from a file or a split of the run's data, and those to compare it with."""
-    ids = (
-        encode_file(source, settings, vocabulary)
-        if isinstance(source, Path)
-        else load_text(settings, vocabulary).ids[source]
-    )
-    texts = {"text": Named(str(source), ids)}
+    """The text itself, and those to compare it with."""
+    texts = {"text": own}
     if gap:
-        texts["reversed"] = Named("reversed", reversed_text(ids))
-        texts["shuffled"] = Named("shuffled", shuffled_text(ids, seed))
+        texts["reversed"] = Named("reversed", reversed_text(own.ids))
+        texts["shuffled"] = Named("shuffled", shuffled_text(own.ids, seed))
     if foreign is not None:
         texts["foreign"] = Named(str(foreign), encode_file(foreign, settings, vocabulary))
     return texts
@@ -211,7 +217,10 @@ def _text(
     """`uncertainty` of a text, and of others beside it."""
     if gap:
         for loader in loaders.values():  # said now, not after all the reading
-            check_window(loader.targets, window)
+            try:
+                check_window(loader.targets, window)
+            except UserError as error:
+                raise UserError(f"text {loader.name}: {error} by --window") from error
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
         advance = watch(f"reading {which}", reading_cost(loader.targets, counts))

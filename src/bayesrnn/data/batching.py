@@ -131,7 +131,9 @@ class StreamLoader(Batches):
         drop_last: bool = False,
         device: torch.device | str = "cpu",
         name: str = "text",
+        key: str = "streams",
     ) -> None:
+        """`name` and `key` are what a user calls the text and the number of streams."""
         ids = np.asarray(ids)
         one_row = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
         require(
@@ -143,13 +145,13 @@ class StreamLoader(Batches):
         if length < 1:
             raise UserError(
                 f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams need "
-                f"({streams + 1}); lower train.streams or give more text"
+                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more text"
             )
         if drop_last and length < unroll:
             raise UserError(
                 f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams of {unroll} "
-                f"steps need ({streams * unroll + 1}); lower train.streams or train.unroll, "
-                "or give more text"
+                f"steps need ({streams * unroll + 1}); lower {key} or "
+                f"{key.replace('streams', 'unroll')}, or give more text"
             )
         self.name = name
         self.streams = streams

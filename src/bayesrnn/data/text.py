@@ -30,7 +30,7 @@ SPLIT_FILES = ("{}.txt", "ptb.{}.txt")
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 ID = np.dtype(np.int32)
 CACHE_FORMAT = 2
-CACHE_REMEDY = "set data.cache to a folder you may write to"
+CACHE_REMEDY = "make it writable, or set data.cache or $XDG_CACHE_HOME to another folder"
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,12 @@ def _find_sources(path: Path) -> dict[str, list[Path]]:
         raise UserError(
             f"cannot read {path}: {error.strerror or error}; check its permissions"
         ) from error
+    for file in texts:
+        if file.name == "log.txt" and (file.parent / "recipe.toml").exists():
+            raise UserError(
+                f"{file.parent} is a run's folder, and its log is no text to learn; give a file, "
+                "or a folder with texts alone"
+            )
     if not texts:
         raise UserError(f"{path} has no .txt files; set data.path to a folder that has some")
     return {"all": sorted(texts, key=lambda file: file.relative_to(path).parts)}

@@ -1,7 +1,7 @@
 """What is known of one run for its report: plain numbers, of which figures and page are made."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import Reliability, RiskCoverage
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signal_to_noise
-from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.recipe import Recipe
 from bayesrnn.report.captions import Spoken
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.maps import Matrix, matrices
@@ -27,9 +27,9 @@ from bayesrnn.report.readings import (
     read_speech,
     read_text,
 )
-from bayesrnn.saving import load
+from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.run import changed_data, read_metrics, with_data
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
 """By the kind of data; all others are labelled."""
@@ -75,6 +75,8 @@ class Findings:
     watched: str
     """The figure by which a best epoch was kept, where one was."""
     notes: list[str]
+    changed: str | None
+    """That its data are not those of its training, where they are not."""
     unigram: float | None = None
     passage: Passage | None = None
     spoken: Spoken | None = None
@@ -85,22 +87,18 @@ class Findings:
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """The figures of the epoch whose model the run has: the last, or the best."""
+        """The figures of the epoch whose model the run has: the last, or the best, which cannot be
+        told where lines are lost."""
         if self.recipe.train.keep == "best" and self.epochs:
-            return min(self.epochs, key=lambda line: line[self.watched])
+            lost = lost_epochs(self.epochs)
+            return None if lost else min(self.epochs, key=lambda line: line[self.watched])
         return self.epochs[-1] if self.epochs else None
 
 
 def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
     """Measure a run's model on its data."""
     model = load(run).to(choices.device)
-    recipe = read_recipe(run / "recipe.toml")
-    if choices.data:
-        recipe = replace(recipe, data=replace(recipe.data, path=choices.data))
-    elif not Path(recipe.data.path).expanduser().exists():
-        raise UserError(
-            f"the data of {run} are no longer at {recipe.data.path}; say where with --data"
-        )
+    recipe = with_data(run, load_recipe(run), choices.data)
     draws = model.draws_differ
     counts = choices.samples if draws else (0,)
     notes: list[str] = []
@@ -114,6 +112,12 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         notes.append(
             "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
             "learning is not shown."
+        )
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    if lost_epochs(epochs):
+        notes.append(
+            f"Of its learning {lost_epochs(epochs)} epochs are not shown: their lines in "
+            "metrics.jsonl were lost."
         )
     if model.all_points:
         same = "only its dropout differs between draws" if draws else "all draws are the same"
@@ -129,19 +133,31 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         )
     read = READERS.get(type(recipe.data), read_labelled)
     found = read(Subject(run, model, recipe, counts, choices, watch))
+    digest = found.pop("digest")
+    changed = None if choices.data else changed_data(run, recipe, digest)
     return Findings(
         name,
         run,
         recipe,
         weights=model.weight_count,
         draws=draws,
-        epochs=[line for line in lines if line["kind"] == "epoch"],
+        epochs=epochs,
         steps=[line for line in lines if line["kind"] == "step"],
         split=choices.split,
-        notes=notes + found.pop("notes", []),
+        notes=notes + found.pop("notes", []) + ([f"Mind: {changed}."] if changed else []),
+        changed=changed,
         **_of_weights(model, choices, watch),
         **found,
     )
+
+
+def lost_epochs(epochs: Sequence[Mapping[str, Any]]) -> int:
+    """How many epochs before the last of these have no line.
+
+    >>> lost_epochs([{"epoch": 2}, {"epoch": 5}])
+    3
+    """
+    return max((line["epoch"] for line in epochs), default=0) - len(epochs)
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:

@@ -87,6 +87,7 @@ def read_text(subject: Subject) -> dict[str, Any]:
     valid = stream(_first(corpus.ids["valid"], choices.tokens), "valid")
     advance = watch("pruning", valid.targets * len(FRACTIONS))
     return {
+        "digest": corpus.digest,
         "unit": settings.unit,
         "read": len(most.targets),
         "measured": (
@@ -151,6 +152,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
     if not classes:
         notes.append("It predicts numbers, so it has no classes to be calibrated on.")
     return {
+        "digest": task.digest,
         "unit": task.unit,
         "read": examples.targets,
         "measured": f"all {examples.targets:,} {task.unit} of the {choices.split} set",
@@ -181,6 +183,7 @@ def read_captions(subject: Subject) -> dict[str, Any]:
     every = "all" if len(loader.counts) == sum(map(len, pictures.captions)) else "the first"
     notes = [] if can_score() else [UNSCORED]
     return {
+        "digest": task.digest,
         "unit": task.unit,
         "read": loader.targets,
         "measured": (
@@ -218,6 +221,7 @@ def read_speech(subject: Subject) -> dict[str, Any]:
     figure = watched_figure(task, decode=greedy)
     advance = watch("pruning", len(FRACTIONS))
     return {
+        "digest": task.digest,
         "unit": task.unit,
         "read": heard.targets,
         "measured": f"all {heard.targets:,} {task.unit} of the {choices.split} set",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.storage import Damaged, read_folder, write_folder
+from bayesrnn.storage import Damaged, read_facts, read_folder, write_folder
 
 MANIFEST = "manifest.json"
 KEPT = 2
@@ -53,6 +53,16 @@ def read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpo
         raise UserError(
             f"every checkpoint in {folder} is damaged; start over with --fresh, or restore a copy"
         )
+    return None
+
+
+def data_digest(folder: Path) -> str | None:
+    """That of the data which the newest good checkpoint was trained with; None where none says."""
+    for path in reversed(_steps(folder)):
+        try:
+            return str(read_facts(path, "checkpoint", MANIFEST)["data"])
+        except (UserError, KeyError):
+            continue
     return None
 
 

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, CaptionData
+from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe
-from bayesrnn.saving import build_model, build_module, load_vocabulary, save
+from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
     Checkpoint,
@@ -89,7 +90,8 @@ def _check_choice(recipe: Recipe, task: Task) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: after how many steps, whether all of them, and each epoch's figures.
+    """How a training ended: after how many steps, whether all of them, after how many epochs, and
+    the figures of each (of those whose line in metrics.jsonl was not lost).
 
     `watched` names the figure that tells how good an epoch's model is: the lower, the better.
     `kept` is the epoch whose model the run has, the last or the best by that figure.
@@ -98,6 +100,7 @@ class Outcome:
     steps: int
     finished: bool
     seconds: float
+    epoch: int
     epochs: list[dict[str, Any]]
     watched: str
     kept: int
@@ -156,7 +159,7 @@ class Trainer:
         kept = self._restore(checkpoint) if checkpoint else 0
         self._say_start(checkpoint is not None)
         self.take = self._step()
-        self.metrics = MetricsLog(run, kept)
+        self.metrics = MetricsLog(run, kept, self.step, self.epoch, self.reporter.say)
 
     def _step(self) -> Step:
         update = Update(self.optimizer, self.settings.clip, self.task.batches.device)
@@ -181,7 +184,9 @@ class Trainer:
                 self.model.load_state_dict(self.best)
             else:
                 self.average.put()  # the checkpoint has the weights to go on from
-            save(self.model, self.run.model)  # even so: the last process may not have come to it
+            save_own(
+                self.model, self.run.model
+            )  # even so: the last process may not have come to it
         finished = self._done()
         if finished:
             self.metrics.write({"kind": "end", "step": self.step, "epoch": self.epoch})
@@ -193,7 +198,8 @@ class Trainer:
             )
         epochs = [line for line in read_metrics(self.run.path) if line["kind"] == "epoch"]
         kept = self.progress.best_epoch if self.best is not None else self.epoch
-        return Outcome(self.step, finished, round(self.seconds, 1), epochs, self.task.watched, kept)
+        seconds, watched = round(self.seconds, 1), self.task.watched
+        return Outcome(self.step, finished, seconds, self.epoch, epochs, watched, kept)
 
     def _done(self) -> bool:
         """Whether all steps were taken, or no epoch was progress for too long."""
@@ -451,6 +457,12 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
+        vocabulary = self.task.vocabulary
+        if vocabulary is not None and {*vocabulary.tokens} <= {UNKNOWN, END}:
+            self.reporter.say(
+                f"no token of the training text is known, and all are read as {UNKNOWN}; lower "
+                "data.min_count"
+            )
         after = {"averaged": self.settings.average_after, "looked at": self.settings.look_after}
         if not self.model.looks_at_data:
             after["looked at"] = 0

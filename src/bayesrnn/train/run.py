@@ -6,16 +6,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.files import write_atomic, writing
-from bayesrnn.recipe import Recipe, differences, read_recipe, to_toml
+from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
 from bayesrnn.storage import Damaged
+from bayesrnn.train.checkpoint import data_digest
 
-LEFTOVER = re.compile(r"\.(recipe\.toml|vocabulary\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)")
+LEFTOVER = re.compile(
+    r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
+)
 """What a process that was killed has left half-written."""
 
 
@@ -63,8 +67,7 @@ class Run:
             if not fresh:
                 self._check_same(recipe)
             return
-        ours = [self.lock, *self._leftovers()]
-        others = [p for p in self.path.iterdir() if p not in ours]
+        others = self.contents()
         if others:
             raise UserError(
                 f"{self.path} is not empty and holds no run ({others[0].name} is there); "
@@ -78,18 +81,23 @@ class Run:
             self._clear()
         for path in self._leftovers():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_atomic(self.recipe, to_toml(recipe).encode())
+        write_run_recipe(self.recipe, recipe)
+
+    def contents(self) -> list[Path]:
+        """What is in the folder, but for the lock and what was left half-written."""
+        inside = self.path.iterdir() if self.path.is_dir() else ()
+        return [p for p in inside if p not in (self.lock, *self._leftovers())]
 
     def _leftovers(self) -> list[Path]:
         folders = [folder for folder in (self.path, self.checkpoints) if folder.is_dir()]
         return [p for folder in folders for p in folder.iterdir() if LEFTOVER.fullmatch(p.name)]
 
     def _check_same(self, recipe: Recipe) -> None:
-        found = differences(read_recipe(self.recipe), recipe)
+        found = differences(read_run_recipe(self.recipe), recipe)
         changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
         if changed:
             listed = "; ".join(
-                f"{key} is {_show(old)} there and {_show(new)} here"
+                f"{key} is {shown(old)} there and {shown(new)} here"
                 for key, (old, new) in list(changed.items())[:3]
             )
             more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -120,7 +128,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise Damaged(
                 f"{path} is damaged: line {number} is not JSON, or not a run's; run the same "
-                "training again, which drops what it had not saved, or restore a copy"
+                "training again, which drops what cannot be read, or restore a copy"
             ) from error
     return found
 
@@ -135,6 +143,17 @@ def _metrics_line(text: bytes) -> dict[str, Any]:
                 raise ValueError("a figure that is no number")
             return line
     raise ValueError("no line of metrics")
+
+
+def _is_before(text: bytes, step: int, epoch: int) -> bool:
+    """Whether this is a line that a run has written before its checkpoint at this step."""
+    try:
+        line = _metrics_line(text)
+    except (ValueError, RecursionError):
+        return False
+    if line["kind"] == "epoch" and line["epoch"] > epoch:
+        return False
+    return line["kind"] != "end" and (line.get("step") or 0) <= step
 
 
 def epochs_missing(run: Path, recipe: Recipe) -> int:
@@ -152,15 +171,53 @@ def epochs_missing(run: Path, recipe: Recipe) -> int:
     return max(recipe.train.epochs - done, 0)
 
 
+def with_data(run: Path, recipe: Recipe, data: str) -> Recipe:
+    """A run's recipe with its data read from `data`, where that is given; refused where there is
+    nothing."""
+    recipe = replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
+    if Path(recipe.data.path).expanduser().exists():
+        return recipe
+    if data:
+        raise UserError(f"{data} does not exist; give with --data where the data are")
+    raise UserError(f"the data of {run} are no longer at {recipe.data.path}; say where with --data")
+
+
+def changed_data(run: Path, recipe: Recipe, digest: str) -> str | None:
+    """One line where the data of a run, which are of this digest now, are not those that it was
+    trained with (as far as its checkpoints tell)."""
+    if data_digest(Run(run).checkpoints) in (None, digest):
+        return None
+    return (
+        f"{recipe.data.path} is not what {run} was trained with: it has changed since; put it back "
+        "for figures of the same data"
+    )
+
+
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard where it is installed."""
 
-    def __init__(self, run: Run, kept_bytes: int) -> None:
-        """`kept_bytes` of the file stay: what a resumed run has written before its checkpoint."""
+    def __init__(
+        self, run: Run, kept_bytes: int, step: int, epoch: int, warn: Callable[[str], None]
+    ) -> None:
+        """`kept_bytes` of the file stay: what a resumed run had written before its checkpoint, at
+        this step and after so many epochs. Where they are damaged or gone, the lines that can be
+        read stay, and `warn` is told."""
         self._path = run.metrics
         with writing(self._path):
+            data = self._path.read_bytes() if self._path.exists() else b""
+            written = data[:kept_bytes].splitlines()
+            if len(data) < kept_bytes or not all(_is_before(line, step, epoch) for line in written):
+                left = [line for line in data.splitlines() if _is_before(line, step, epoch)]
+                warn(
+                    f"{self._path} is damaged: what cannot be read of it is dropped, and "
+                    f"{len(left)} lines are left. Only figures are lost; the training goes on from "
+                    "its checkpoint, which is whole"
+                )
+                data = b"".join(line + b"\n" for line in left)
+                kept_bytes = len(data)
+                write_atomic(self._path, data)
             self._file = self._path.open("ab")
-            self._file.truncate(min(kept_bytes, self._path.stat().st_size))
+            self._file.truncate(kept_bytes)
             self._file.seek(0, os.SEEK_END)
         self._board = _tensorboard(run.tensorboard)
 
@@ -200,5 +257,6 @@ def _grows(key: str, old: Any, new: Any) -> bool:
     return key in ("train.checkpoint_minutes", "train.max_steps")
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value, for people."""
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)

@@ -103,9 +103,15 @@ class LanguageTask:
         self.device = device
         train = recipe.train
         self.batches = StreamLoader(
-            self.corpus.ids["train"], train.streams, train.unroll, train.drop_last, device, "train"
+            self.corpus.ids["train"],
+            train.streams,
+            train.unroll,
+            train.drop_last,
+            device,
+            "train",
+            "train.streams",
         )
-        self._valid = self.stream("valid", train.valid_streams)
+        self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
 
     @property
     def digest(self) -> str:
@@ -119,10 +125,13 @@ class LanguageTask:
     def labels(self) -> int:
         return len(self.vocabulary)
 
-    def stream(self, split: str, streams: int = 1, unroll: int | None = None) -> StreamLoader:
-        """A split for evaluation: one contiguous stream unless said otherwise."""
+    def stream(
+        self, split: str, streams: int = 1, unroll: int | None = None, key: str = "--streams"
+    ) -> StreamLoader:
+        """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""
         unroll = max(1, EVALUATION_TOKENS // streams) if unroll is None else unroll
-        return StreamLoader(self.corpus.ids[split], streams, unroll, device=self.device, name=split)
+        ids = self.corpus.ids[split]
+        return StreamLoader(ids, streams, unroll, device=self.device, name=split, key=key)
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         return language_nll(model, batch, state)

@@ -1,0 +1,45 @@
+"""Ctrl-C while the command line is still importing its modules, which takes seconds: one word and
+the exit code, as later on. Importing this module is all that is needed; it does nothing where the
+process is not the command line's.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePath
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether a process of these words is `bayesrnn`, or `python -m bayesrnn`.
+
+    >>> is_command(["python", "-m", "bayesrnn", "train"]), is_command(["python", "bin/bayesrnn"])
+    (True, True)
+    >>> is_command(["python", "-m", "pytest", "bayesrnn"]), is_command(["python", "mine.py"])
+    (False, False)
+    """
+    for word, after in pairwise([*words[1:], ""]):
+        if word in ("-m", "-c"):
+            return word == "-m" and after == "bayesrnn"
+        if not word.startswith("-"):
+            return PurePath(word).name in ("bayesrnn", "bayesrnn.exe")
+    return False
+
+
+def quit_at_once(number: int, frame: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def started() -> None:
+    """From here on Ctrl-C is an exception again."""
+    if signal.getsignal(signal.SIGINT) is quit_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if is_command(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, quit_at_once)
