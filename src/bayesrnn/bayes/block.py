@@ -321,6 +321,7 @@ class Block(nn.Module):
         return {name: self.kept(flat) for name, flat in result.items()} | {
             name: torch.stack([_sum(parts) for parts in by_weight.values()]).to(parameters[name])
             for name, by_weight in shared.items()
+            if all(by_weight.values())
         }
 
     def settle_charge(self) -> None:

@@ -99,7 +99,7 @@ class DrawTheta(torch.autograd.Function):
         if charge is None or charge.done or not _same(charge.noise, noise):
             joined = _joined(block.layout, parameters["loc"], of_losses)
             pulled = block.collected(block.posterior.pull(block.spread(parameters), noise, joined))
-            return None, None, None, *(pulled[name] for name in block.parameter_names)
+            return None, None, None, *map(pulled.get, block.parameter_names)
         charge.done = True
         if block.posterior.second_order:
             block.of_loss = block.kept(_joined(block.layout, parameters["loc"], of_losses))
@@ -107,7 +107,7 @@ class DrawTheta(torch.autograd.Function):
             result = block.gradients(parameters, charge, of_losses)
         if block.tuning.stream is not None:
             block.held.extend(gradients)
-        return None, None, None, *(result[name] for name in block.parameter_names)
+        return None, None, None, *map(result.get, block.parameter_names)
 
 
 class Lay(torch.autograd.Function):
@@ -158,7 +158,8 @@ class Complexity(torch.autograd.Function):
         count = len(block.parameter_names)
         saved = ctx.saved_tensors
         result = block.gradients(block.named(saved[:count]), ctx.charge)
-        return None, None, None, *(gradients[0] * g for g in (*result.values(), *saved[count:]))
+        own = [*map(result.get, block.parameter_names), *saved[count:]]
+        return None, None, None, *(None if g is None else gradients[0] * g for g in own)
 
 
 class Local(torch.autograd.Function):

@@ -146,7 +146,7 @@ class Posterior(ABC):
         self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
     ) -> dict[str, Tensor]:
         """The gradient of the `further` numbers, still to be summed over the weights: of the loss,
-        and `local` times that of `local_kl`."""
+        and `local` times that of `local_kl`. Without those that this draw does not depend on."""
         return {}
 
     def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:

@@ -146,8 +146,8 @@ class Sharpened(Gaussian):
         self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
     ) -> dict[str, Tensor]:
         """d eta = -g * (gradient at theta) + local * eta g^2 / sigma0^2."""
-        if "gradient" not in noise:
-            return {"eta": torch.zeros_like(parameters["eta"])}
+        if "gradient" not in noise:  # nothing looked, so nothing is learnt of it
+            return {}
         eta, unit = self._shared_rate(parameters), self._unit(parameters)
         g = unit**2 * noise["gradient"]
         d_eta = local * eta * (g / self.width(parameters)).square()
