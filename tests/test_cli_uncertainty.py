@@ -205,3 +205,15 @@ def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert err == (
         f"error: {tmp_path / 'run'} predicts numbers; this command is for text and for classes\n"
     )
+
+
+def test_of_points_there_is_the_mean_alone(cli: Cli, tmp_path: Path) -> None:
+    plain = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    loop.train(small_recipe(tmp_path, **plain), tmp_path / "run", quiet=True)
+    found = figures_of(cli, tmp_path / "run")
+    assert [line["samples"] for line in found["by_draws"]] == [0]
+    assert figures_of(cli, tmp_path / "run", "--samples", "0") == found
+    result = cli("uncertainty", tmp_path / "run", "--samples", "0,10")
+    assert result.code == 1
+    assert "every draw of" in result.errors[0]
+    assert "leave out --samples, or give --samples 0" in result.errors[0]

@@ -19,6 +19,7 @@ from bayesrnn.commands.options import (
     RunFolder,
     SpeechDecoding,
     Weights,
+    check_draws,
     check_file,
     check_flags,
     note_data,
@@ -27,7 +28,6 @@ from bayesrnn.commands.options import (
 from bayesrnn.commands.tables import show, shown, table_of, watching
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
-from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.reader import Watch
@@ -141,11 +141,8 @@ def evaluate(
     check_file(None if sharpened else predictions)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
-    if drawn and not model.draws_differ:
-        raise UserError(
-            f"every draw of {run} is the same, since its weights are points and no masks are "
-            "drawn: leave out --samples and --weights sample"
-        )
+    if drawn:
+        check_draws(run, model, "--samples and --weights sample")
     flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix"}

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bayesrnn.bayes import Bayesian
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
@@ -83,6 +84,15 @@ def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
 def note(text: str) -> None:
     """One line that is no error."""
     print(f"note: {text}", file=sys.stderr)
+
+
+def check_draws(run: Path, model: Bayesian, flags: str) -> None:
+    """Draws are asked for, by these flags: refused where each would be the same."""
+    if not model.draws_differ:
+        raise UserError(
+            f"every draw of {run} is the same, since its weights are points and no masks are "
+            f"drawn: leave out {flags}"
+        )
 
 
 def draw_counts(samples: str) -> list[int]:

@@ -14,6 +14,7 @@ from bayesrnn.commands.options import (
     DrawSeed,
     RunFolder,
     SpeechDecoding,
+    check_draws,
     recipe_of,
 )
 from bayesrnn.commands.tables import watching
@@ -51,6 +52,8 @@ def transcribe(
     settings = recipe_of(run).data
     if not isinstance(settings, SpeechData):
         raise UserError(f"{run} is a run on {settings.kind}, which hears nothing")
+    if samples:
+        check_draws(run, model, "--samples")
     import_soundfile()
     vocabulary = load_vocabulary(run)
 

@@ -20,6 +20,7 @@ from bayesrnn.commands.options import (
     Device,
     DrawSeed,
     RunFolder,
+    check_draws,
     check_file,
     check_flags,
     draw_counts,
@@ -62,9 +63,13 @@ from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 def uncertainty(
     run: RunFolder,
     samples: Annotated[
-        str,
-        typer.Option(metavar="N[,N...]", help="How many draws; 0 is the posterior mean."),
-    ] = "10",
+        str | None,
+        typer.Option(
+            metavar="N[,N...]",
+            help="How many draws; 0 is the posterior mean (default: 10, or 0 where all draws are "
+            "the same).",
+        ),
+    ] = None,
     split: Annotated[
         Literal["train", "valid", "test"] | None,
         typer.Option(help="Which part of the run's text (default: test)."),
@@ -100,7 +105,7 @@ def uncertainty(
 
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
     """
-    counts = draw_counts(samples)
+    counts = draw_counts("10" if samples is None else samples)
     if text is not None and split is not None:
         raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
@@ -111,6 +116,10 @@ def uncertainty(
     check_file(out)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), recipe_of(run)
+    if samples is None and not model.draws_differ:
+        counts = [0]
+    elif max(counts) > 0:
+        check_draws(run, model, "--samples, or give --samples 0")
     recipe = recipe if text is not None else with_data(run, recipe, data)
     settings, part = recipe.data, split or "test"
     if isinstance(settings, SpeechData):
