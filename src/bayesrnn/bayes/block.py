@@ -286,10 +286,9 @@ class Block(nn.Module):
         shared: dict[str, dict[Weight, list[Tensor]]] = {
             name: {w: [] for w in self.layout.weights} for name in self.posterior.further
         }
-        known = self.summary if losses else None  # by itself, a KL may be asked for long after
-        if known is not None and not known.fits(parameters, charge.noise):
-            known = None
-        std = None if known is None else known.std
+        known, std = self.summary, None
+        if losses and known is not None and known.fits(parameters, charge.noise):
+            std = known.std  # not for a KL by itself, which may be asked for long after the draw
         stds = None if std is None else self.layout.cut(std, limit)
         for i, (piece, tensors, noise) in enumerate(self.cut(parameters, charge.noise)):
             of_loss, weight = of_losses[i], piece.weight

@@ -62,7 +62,7 @@ def fill_normal(out: Tensor, generator: torch.Generator | None) -> Tensor:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept: to start threads takes as long as to fill a million numbers."""
+    """Kept: for a small network, to start threads anew costs what they gain."""
     return ThreadPoolExecutor(threads)
 
 

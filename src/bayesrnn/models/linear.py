@@ -2,8 +2,8 @@
 
 torch takes float32 products on a CPU by MKL, which leaves half of an AMD processor idle; oneDNN,
 which torch has as well and uses for recurrent layers, does not (docs/performance.md). The products
-are the same to rounding. Which library is used depends on the sizes alone, so that a run repeats
-itself bit by bit.
+are the same to rounding. Which library is used follows from the sizes, never from a measurement, so
+that a run repeats itself bit by bit.
 """
 
 import platform
@@ -18,8 +18,6 @@ SMALLEST = 1 << 23
 """Multiplications of a product from which on oneDNN is faster; below, its calls cost more."""
 FEWEST_ROWS = 8
 """Rows of x from which on the gradient of the weight is no slower, either."""
-
-
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 USUAL = platform.machine().lower() in ("x86_64", "amd64")
 """Whether it is the kind of processor that this was measured on; ARM has other libraries."""

@@ -184,9 +184,8 @@ class Trainer:
                 self.model.load_state_dict(self.best)
             else:
                 self.average.put()  # the checkpoint has the weights to go on from
-            save_own(
-                self.model, self.run.model
-            )  # even so: the last process may not have come to it
+            # even where no step was taken: the last process may not have come to it
+            save_own(self.model, self.run.model)
         finished = self._done()
         if finished:
             self.metrics.write({"kind": "end", "step": self.step, "epoch": self.epoch})
@@ -463,14 +462,14 @@ class Trainer:
                 f"no token of the training text is known, and all are read as {UNKNOWN}; lower "
                 "data.min_count"
             )
-        after = {"averaged": self.settings.average_after, "looked at": self.settings.look_after}
-        if not self.model.looks_at_data:
-            after["looked at"] = 0
-        for what, epochs in after.items():
-            if epochs * len(batches) >= max(self.total, 1):
-                key = "average_after" if what == "averaged" else "look_after"
+        never = {"average_after": "averaged"}
+        if self.model.looks_at_data:
+            never["look_after"] = "looked at"
+        for key, what in never.items():
+            after = getattr(self.settings, key)
+            if after * len(batches) >= self.total:
                 self.reporter.say(
-                    f"train.{key} is {epochs}, and the training ends before: nothing will be {what}"
+                    f"train.{key} is {after}, and the training ends before: nothing will be {what}"
                 )
 
 
