@@ -165,6 +165,25 @@ def test_bfloat16_computes_in_it_and_learns_in_float32() -> None:
     assert model(x)[0].dtype == torch.float32
 
 
+def test_bfloat16_needs_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, which then passes over the weights piece by piece."""
+    monkeypatch.setattr("bayesrnn.bayes.block.PIECE", 32)
+    torch.manual_seed(1)
+    model = br.bayesianize(Net("lstm", freeze=True), br.Gaussian(0.05), br.ScaleMixture())
+    x = torch.arange(24).view(6, 4) % 11
+    found = []
+    for aligned in (False, True):
+        model.zero_grad()
+        torch.manual_seed(3)
+        with model.tuned(torch.bfloat16, aligned=aligned):
+            loss = model(x)[0].float().square().mean() + 1e-4 * model.kl()
+            assert any(b.placement is not None for b in model.each_block()) == aligned
+            loss.backward()
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        assert torch.linalg.vector_norm(one - other) < 0.02 * torch.linalg.vector_norm(other)
+
+
 def test_a_weight_that_learns_but_is_not_drawn_stays_where_it_is() -> None:
     torch.manual_seed(1)
     model = br.bayesianize(Net("lstm").double(), br.Gaussian(0.1), where="rnn.weight*")

@@ -364,18 +364,20 @@ class Bayesian(nn.Module):
         dtype: torch.dtype | None = None,
         compiled: bool = False,
         stream: torch.cuda.Stream | None = None,
+        aligned: bool = True,
     ) -> Iterator[None]:
         """Run faster inside, with the same maths; for modules that use their layers by calling
         them (one that reads a layer's weight itself finds None there).
 
-        Weights lie where tensor cores like them best. `dtype` (bfloat16, say) is what the module
-        computes in; what is learnt stays as it is. `compiled` makes each pass over the weights one
-        kernel. Given a second `stream`, such passes run there where nothing waits for them: call
-        `join` before the gradients are used.
+        `dtype` (bfloat16, say) is what the module computes in; what is learnt stays as it is.
+        `compiled` makes each pass over the weights one kernel. Given a second `stream`, such passes
+        run there where nothing waits for them: call `join` before the gradients are used.
+        `aligned` weights lie where tensor cores like them best; a CPU has none, and would pass over
+        whole weights then, not over pieces that stay in its cache.
         """
         before = self._tuning
         for block in self.each_block():
-            block.tuning = Tuning(True, dtype, compiled, stream)
+            block.tuning = Tuning(aligned, dtype, compiled, stream)
         try:
             yield
         finally:

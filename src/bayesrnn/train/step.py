@@ -228,7 +228,7 @@ class Step:
     def run(self, batch: Batch, state: State | None, share: Tensor | None = None) -> State | None:
         """The step itself; `share` is the batch's share of the KL, as a tensor."""
         fast = self._replay is not None
-        tuned = self.model.tuned(self.dtype, fast, self._stream)
+        tuned = self.model.tuned(self.dtype, fast, self._stream, aligned=batch.x.is_cuda)
         for group in self.update.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
