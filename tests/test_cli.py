@@ -291,7 +291,11 @@ def short_text(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [
-        (lambda _: "data.path=no/such.txt", 1, ["no/such.txt does not exist; set data.path"]),
+        (
+            lambda _: "data.path=no/such.txt",
+            1,
+            ["no/such.txt does not exist; set data.path (or --data)"],
+        ),
         (file_with(b""), 1, ["bad.txt is empty or blank"]),
         (file_with(b" \n\n"), 1, ["bad.txt is empty or blank"]),
         (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),

@@ -163,7 +163,9 @@ def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Pic
         return _read_file(path, digest)
     files = sorted(path.glob("captions_*.json"))
     if not files:
-        raise UserError(f"{path} has no captions_*.json; set data.path to a file of captions")
+        raise UserError(
+            f"{path} has no captions_*.json; set data.path (or --data) to a file of captions"
+        )
     pictures: list[Picture] = []
     for file in files:
         word = next((w for w in _CALLED if file.stem.startswith(f"captions_{w}")), None)

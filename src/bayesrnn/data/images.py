@@ -46,7 +46,7 @@ def load_images(settings: ImageData) -> Labelled:
     folder = Path(settings.path).expanduser()
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path to a folder of idx files")
+        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of idx files")
     digest = hashlib.sha256()
     train = _read_pair(folder, "train", digest)
     test = _read_pair(folder, "t10k", digest)

@@ -126,10 +126,12 @@ def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
     folder = Path(settings.path).expanduser()
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path to a folder of reviews")
+        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of reviews")
     texts = sorted(folder.rglob("subj.*"), key=lambda path: (path.name, path))
     if not texts:
-        raise UserError(f"{folder} has no files subj.NAME; set data.path to a folder that has some")
+        raise UserError(
+            f"{folder} has no files subj.NAME; set data.path (or --data) to a folder that has some"
+        )
     reviews: list[Review] = []
     digests: list[str] = []
     for path in texts:

@@ -46,7 +46,7 @@ def load_speech(settings: SpeechData) -> Speech:
     folder = Path(settings.path).expanduser()
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path to a folder of speech")
+        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of speech")
     parts, vocabulary = (
         _read_features(folder, settings)
         if (folder / MANIFEST).exists()
@@ -127,7 +127,7 @@ def _read_corpus(
     import_soundfile()
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path to a corpus of speech")
+        raise UserError(f"{folder} {problem}; set data.path (or --data) to a corpus of speech")
     if any(folder.glob("etc/*_train.fileids")):
         spoken, labels = list_sphinx(folder, settings)
     elif any(subfolder(folder, part) for part in ("TRAIN", "TEST")):
@@ -135,7 +135,7 @@ def _read_corpus(
     else:
         raise UserError(
             f"{folder} has neither etc/*_train.fileids (CMU Sphinx) nor TRAIN and TEST (TIMIT) nor "
-            f"{MANIFEST} (features); set data.path to a corpus"
+            f"{MANIFEST} (features); set data.path (or --data) to a corpus"
         )
     vocabulary = Vocabulary((BLANK, *labels))
     parts: dict[str, list[Utterance]] = {}

@@ -220,7 +220,9 @@ def _find_sources(path: Path) -> dict[str, list[Path]]:
             return {"all": [path]}
         if not path.is_dir():
             problem = "is neither a file nor a folder" if path.exists() else "does not exist"
-            raise UserError(f"{path} {problem}; set data.path to a text file or a folder of them")
+            raise UserError(
+                f"{path} {problem}; set data.path (or --data) to a text file or a folder of them"
+            )
         layouts = [{name: path / form.format(name) for name in SPLITS} for form in SPLIT_FILES]
         for layout in layouts:
             if all(file.is_file() for file in layout.values()):
@@ -245,7 +247,9 @@ def _find_sources(path: Path) -> dict[str, list[Path]]:
                 "or a folder with texts alone"
             )
     if not texts:
-        raise UserError(f"{path} has no .txt files; set data.path to a folder that has some")
+        raise UserError(
+            f"{path} has no .txt files; set data.path (or --data) to a folder that has some"
+        )
     return {"all": sorted(texts, key=lambda file: file.relative_to(path).parts)}
 
 
