@@ -88,12 +88,17 @@ class Update:
         note = compiled(_note) if self.compiled else _note
         descend = compiled(_descend) if self.compiled else _descend
         factor, fine = note(self.figures, error, kl, norm, self.clip)
+        rate = self.rate * factor
         if self.recordable and self._plain:
-            descend([p.data for p, _ in pairs], [g for _, g in pairs], self.rate * factor, fine)
+            descend([p.data for p, _ in pairs], [g for _, g in pairs], rate, fine)
         elif self.recordable:
             self.optimizer.grad_scale = factor.reciprocal()  # type: ignore[attr-defined]
             self.optimizer.found_inf = (~fine).float()  # type: ignore[attr-defined]
             self.optimizer.step()
+        elif fine and self._plain:
+            with torch.no_grad():
+                for p, g in pairs:
+                    p.add_(g, alpha=-rate.item())
         elif fine:
             if math.isfinite(self.clip):
                 torch._foreach_mul_([g for _, g in pairs], factor)
