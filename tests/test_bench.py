@@ -19,6 +19,8 @@ CASES = [
     "softmax sharpened, here",
     "naive dropout, here",
     "variational dropout, here",
+    "plain, here, bfloat16",
+    "Bayesian, here, bfloat16",
 ]
 
 
@@ -27,6 +29,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_module, "UNITS", {"small": 8})
     monkeypatch.setattr(bench_module, "UNROLL", {"small": 3})
     monkeypatch.setattr(bench_module, "VOCABULARY", 20)
+    monkeypatch.setattr(bench_module, "has_bfloat16", lambda device: True)
 
 
 def test_every_case_takes_its_turn_and_is_compared_with_the_ordinary_loop() -> None:
@@ -47,6 +50,11 @@ def test_only_some_cases_may_be_timed() -> None:
     assert [t.case for t in timings] == ["plain, ordinary loop", "Bayesian, here"]
     with pytest.raises(UserError, match="there is no case 'Bayesian'; there are: plain, ordinary"):
         bench("small", "cpu", steps=1, only=["Bayesian"])
+
+
+def test_a_processor_without_bfloat16_is_not_timed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "has_bfloat16", lambda device: False)
+    assert [t.case for t in bench("small", "cpu", steps=1)] == CASES[:-2]
 
 
 def test_the_command_prints_one_json_object(

@@ -321,6 +321,18 @@ def test_a_run_in_bfloat16_learns_about_the_same_and_keeps_float32(tmp_path: Pat
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_a_processor_without_bfloat16_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+) -> None:
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has)
+    monkeypatch.setattr("bayesrnn.engine.IS_X86", True)
+    recipe = small_recipe(tmp_path, train={"precision": "bfloat16", "max_steps": 1})
+    train(recipe, tmp_path / "run", quiet=True)
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert ("this processor has no instructions for bfloat16" in said) == (not has)
+
+
 def test_a_kl_asked_for_before_the_forward_gives_the_same_step() -> None:
     torch.manual_seed(1)
     model = br.bayesianize(br.LanguageModel(11, 5, 7, 2).double(), br.Gaussian((0.05, 0.3)))

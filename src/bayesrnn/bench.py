@@ -26,7 +26,7 @@ from bayesrnn.bayes import (
     bayesianize,
 )
 from bayesrnn.data.batching import Batch
-from bayesrnn.engine import WARM_UP, products_in
+from bayesrnn.engine import WARM_UP, has_bfloat16, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models import LanguageModel
 from bayesrnn.models.dropout import DropoutSettings
@@ -97,12 +97,13 @@ def bench(
         "naive dropout, here": lambda: _ours(size, batch, PLAIN, dropout=NAIVE),
         "variational dropout, here": lambda: _ours(size, batch, PLAIN, dropout=VARIATIONAL),
     }
-    if place.type == "cuda":
+    if has_bfloat16(place):
         makers |= {
             "plain, here, bfloat16": lambda: _ours(size, batch, PLAIN, "bfloat16"),
             "Bayesian, here, bfloat16": lambda: _ours(size, batch, BAYESIAN, "bfloat16"),
-            "Bayesian, here, eager": lambda: _ours(size, batch, BAYESIAN, engine="eager"),
         }
+    if place.type == "cuda":
+        makers["Bayesian, here, eager"] = lambda: _ours(size, batch, BAYESIAN, engine="eager")
     if peers:
         makers |= {name: partial(_peer, name, size, batch) for name in PEERS}
     unknown = [case for case in only if case not in makers]

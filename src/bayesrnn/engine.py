@@ -6,6 +6,7 @@ on a CPU.
 """
 
 import functools
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ WARM_UP = 3
 SHAPES = 8
 """Shapes that are recorded: each takes memory of its own for what it reads and gives."""
 Shapes = tuple[torch.Size, ...]
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,13 @@ def products_in(precision: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether it computes in bfloat16 by itself, as GPUs do and newer processors (those whose kind
+    does not tell count as such)."""
+    known = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return device.type != "cpu" or not IS_X86 or known is None or bool(known())
 
 
 def second_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -10,11 +10,11 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from bayesrnn.bayes import Gaussian, Normal, bayesianize
+from bayesrnn.engine import IS_X86
 from bayesrnn.models.linear import (
     FEWEST_ROWS,
     HAS_ONEDNN,
     SMALLEST,
-    USUAL,
     Linear,
     _suits_onednn,
     is_linear,
@@ -25,7 +25,8 @@ ROWS, INSIDE, OUT = 64, 300, 500
 assert ROWS * INSIDE * OUT >= SMALLEST
 
 needs_onednn = pytest.mark.skipif(
-    not (HAS_ONEDNN and USUAL), reason="torch was built without oneDNN, or this is no x86 processor"
+    not (HAS_ONEDNN and IS_X86),
+    reason="torch was built without oneDNN, or this is no x86 processor",
 )
 
 

@@ -6,7 +6,6 @@ are the same to rounding. Which library is used follows from the sizes, never fr
 that a run repeats itself bit by bit.
 """
 
-import platform
 from typing import Any, TypeGuard
 
 import torch
@@ -14,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from bayesrnn.engine import IS_X86
+
 SMALLEST = 1 << 23
 """Multiplications of a product from which on oneDNN is faster; below, its calls cost more."""
 FEWEST_ROWS = 8
 """Rows of x from which on the gradient of the weight is no slower, either."""
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-USUAL = platform.machine().lower() in ("x86_64", "amd64")
-"""Whether it is the kind of processor that this was measured on; ARM has other libraries."""
 
 
 class Linear(nn.Linear):
@@ -60,7 +59,7 @@ def _suits_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() * len(weight) >= SMALLEST
         and x.numel() >= FEWEST_ROWS * x.shape[-1]
         and HAS_ONEDNN
-        and USUAL
+        and IS_X86  # where this was measured; ARM has other libraries
         and bool(torch.backends.mkldnn.enabled)
         and not _watched()
     )

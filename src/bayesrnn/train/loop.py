@@ -18,7 +18,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, CaptionData
 from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
-from bayesrnn.engine import products_in
+from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
@@ -456,6 +456,11 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
+        if self.settings.precision == "bfloat16" and not has_bfloat16(batches.device):
+            self.reporter.say(
+                "this processor has no instructions for bfloat16 and takes longer so than with "
+                "train.precision=float32"
+            )
         vocabulary = self.task.vocabulary
         if vocabulary is not None and {*vocabulary.tokens} <= {UNKNOWN, END}:
             self.reporter.say(
