@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
+from bayesrnn.errors import Invalid
 from small_runs import write_text
 
 
@@ -107,3 +108,285 @@ def test_a_kl_that_does_not_exist_is_refused_at_once() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 3)), batch_size=2)
     with pytest.raises(br.Invalid, match="kl must be one of auto, exact, sample, got 'foo'"):
         br.FreeEnergy(loader, kl="foo")  # type: ignore[arg-type]
+
+
+class Counted:
+    targets = 1000
+    streams = 4
+
+
+class Batch:
+    targets = 100
+    streams = 4
+
+
+def gradients(model: br.Bayesian, nll: torch.Tensor) -> list[torch.Tensor]:
+    """Those of the free energy, of all that is learnt."""
+    model.zero_grad()
+    br.FreeEnergy(Counted())(model, nll, Batch()).backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def test_the_second_order_reads_a_batch_in_parts() -> None:
+    """Several forwards of one draw, whose losses are added up."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    model = br.bayesianize(net(), br.Sharpened(0.05, sigma0=0.1, eta=0.4, order="second")).train()
+    found = []
+    for parts in ([x], [x[:1], x[1:]], [x[:1], x[1:2], x[2:]]):
+        torch.manual_seed(1)
+        model.resample(nll=lambda: model(x).sub(1).square().mean())
+        with model.hold():
+            found.append(gradients(model, sum(model(p).sub(1).square().sum() for p in parts)))  # type: ignore[arg-type]
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7)
+
+
+def test_the_second_order_is_not_left_out_unseen() -> None:
+    x = torch.randn(4, 8, dtype=torch.float64)
+    model = br.bayesianize(net(), br.Sharpened(0.05, order="second")).train()
+    model.resample(nll=lambda: model(x).square().mean())
+    loss = br.FreeEnergy(Counted())(model, model(x).square().sum(), Batch())
+    with pytest.raises(RuntimeError, match=r"more than autograd finds: call loss.backward\(\)"):
+        loss.objective.backward()
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(nn.functional.dropout(x, 0.3, self.training))  # type: ignore[no-any-return]
+
+
+class Attending(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("module", "fine"), [(Noisy(), False), (Attending(0.3), False), (Attending(0.0), True)]
+)
+def test_the_second_order_refuses_any_noise_of_the_module(module: nn.Module, fine: bool) -> None:
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    model = br.bayesianize(module, br.Sharpened(0.05, order="second")).train()
+    if fine:
+        model.resample(nll=lambda: model(x).square().mean())
+        return
+    with pytest.raises(RuntimeError, match=r"dropout .or other noise. that is drawn anew"):
+        model.resample(nll=lambda: model(x).square().mean())
+
+
+def test_the_fisher_estimate_squares_the_gradient_of_a_whole_sequence() -> None:
+    """Eq. 12, however many forwards of one draw have read the sequence."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    posterior = br.Gaussian(0.2, estimator="fisher")
+    model = br.bayesianize(nn.Linear(8, 1).double(), posterior, br.Uniform()).train()
+
+    def loss(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (one.sum((1, 2)) - 1) ** 2 + (other.sum((1, 2)) + 1) ** 2
+
+    found = []
+    for together in (True, False):
+        torch.manual_seed(1)
+        with model.hold():
+            both = model(torch.stack([x, 2 * x])) if together else (model(x), model(2 * x))
+            found.append(gradients(model, loss(*both)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_kl_after_a_step_is_that_of_the_new_weights(fused: bool) -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(nn.Linear(8, 3), br.Gaussian(0.3)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+    gradients(model, model(torch.randn(4, 8)).square().sum())
+    optimizer.step()
+    found = model.kl()
+    with torch.no_grad():  # a write that torch counts: nothing kept of the draw fits any more
+        for parameter in model.parameters():
+            parameter.add_(0)
+    assert found.item() == pytest.approx(model.kl().item())
+
+
+class Half(br.Gaussian):
+    """A posterior of one's own."""
+
+    def std(self, parameters: br.bayes.posterior.Tensors) -> torch.Tensor:
+        return 0.5 * super().std(parameters)
+
+
+class Wide(br.Normal):
+    """A prior of one's own."""
+
+
+def test_what_load_does_not_know_is_not_saved(tmp_path: Path) -> None:
+    for model in (
+        br.bayesianize(plain(), Half(0.2), br.Normal()),
+        br.bayesianize(plain(), br.Gaussian(0.2), Wide()),
+    ):
+        with pytest.raises(br.UserError, match=r"cannot save a (Half|Wide): load knows"):
+            br.save(model, tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+    br.save(model, tmp_path / "model", mean_only=True)
+    assert br.load(tmp_path / "model", plain()).all_points
+
+
+def test_sharpening_leaves_other_posteriors_as_they_are() -> None:
+    model = br.bayesianize(
+        nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)),
+        {"0.*": Half(0.2), "1.*": br.Gaussian(0.2)},
+        br.Normal(),
+    )
+    looking = br.sharpen(model, "1.*", 0.1, 0.2)
+    for name, (_, scale) in looking.moments().items():
+        assert torch.equal(scale, model.moments()[name][1])  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="which are Half"):
+        br.sharpen(model, "0.*", 0.1, 0.2)
+
+
+def test_a_state_without_a_block_leaves_its_pruning() -> None:
+    model = br.bayesianize(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), where="0.*")
+    br.prune(model, fraction=0.5)
+    before = model.weight_count
+    part = {name: value for name, value in model.state_dict().items() if "module" in name}
+    model.load_state_dict(part, strict=False)
+    assert model.weight_count == before
+    assert all((scale == 0).sum() > 0 for _, scale in [model.moments()["0.weight"]])  # type: ignore[union-attr]
+
+
+class Listed(nn.Module):
+    def __init__(self, kept: Callable[[nn.Parameter], object]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 3))
+        self.everything = kept(self.weight)
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda w: [w], lambda w: (None, w), lambda w: {"w": w}], ids=["list", "tuple", "dict"]
+)
+def test_a_parameter_kept_twice_is_refused(kept: Callable[[nn.Parameter], object]) -> None:
+    with pytest.raises(ValueError, match="Listed keeps weight in its attribute 'everything'"):
+        br.bayesianize(Listed(kept))
+    br.bayesianize(Listed(lambda w: nn.ParameterList([w])))
+
+
+class Started(nn.LSTM):
+    """With a state of its own to start from."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 6)
+        self.h0 = nn.Parameter(torch.randn(1, 1, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        h = self.h0.expand(1, x.shape[1], 6).contiguous()
+        return super().forward(x, (h, torch.zeros_like(h)))[0]
+
+
+def test_a_recurrent_layer_may_have_weights_beside_its_own() -> None:
+    model = br.bayesianize(Started(), br.Gaussian(0.1)).train()
+    model(torch.randn(5, 2, 8)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    assert "h0" in model.moments()
+
+
+def test_a_parametrised_recurrent_layer_is_drawn() -> None:
+    torch.manual_seed(1)
+    layer = nn.utils.parametrizations.weight_norm(nn.LSTM(8, 6), "weight_hh_l0")
+    model, x = br.bayesianize(layer, br.Gaussian(0.1)), torch.randn(5, 2, 8)
+    torch.testing.assert_close(model.eval()(x)[0], layer(x)[0])
+    assert not torch.equal(model.train()(x)[0], model(x)[0])
+
+
+def test_a_parametrised_embedding_keeps_its_rules() -> None:
+    embedding = nn.utils.parametrizations.spectral_norm(nn.Embedding(7, 3))
+    (block,) = br.bayesianize(embedding).each_block()
+    assert [weight.axis for weight in block.layout.weights] == [0]
+    sparse = nn.utils.parametrizations.spectral_norm(nn.Embedding(7, 3, sparse=True))
+    with pytest.raises(ValueError, match="sparse=True or max_norm"):
+        br.bayesianize(sparse)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_scripted_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"compiled by torch.jit"):
+        br.bayesianize(torch.jit.script(plain()))
+
+
+def test_data_are_no_loader() -> None:
+    class Pictures:
+        targets = torch.zeros(9)
+
+    with pytest.raises(TypeError, match="cannot tell how many targets an epoch of Pictures has"):
+        br.FreeEnergy(Pictures())
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> object:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: object) -> None: ...
+
+
+def test_what_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
+    with pytest.raises(br.UserError, match="the module's state holds _extra_state, a dict"):
+        br.save(br.bayesianize(Extra(3, 2)), tmp_path / "model")
+    module = plain()
+    module.register_buffer("turn", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(br.UserError, match=r"cannot save turn: .* no torch.complex128"):
+        br.save(br.bayesianize(module), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
+    layer = nn.Linear(5, 3)
+    model = br.bayesianize(nn.Sequential(layer))
+    inner = model.module[0]
+    inner.forward = lambda x: nn.functional.linear(x, inner.weight, inner.bias) + 1
+    x = torch.randn(2, 5)
+    with model.hold():
+        plainly = model(x)
+        with model.tuned():
+            torch.testing.assert_close(model(x), plainly)
+        torch.testing.assert_close(model(x), plainly)
+
+
+class Reads(nn.Module):
+    """A text model that asks more of its layers than to be called."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+        encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.inner = nn.TransformerEncoder(encoder, 1) if kind == "attends" else nn.LSTM(8, 8)
+
+    def forward(self, x: torch.Tensor, state: object = None) -> tuple[torch.Tensor, object]:
+        read = self.embedding(x)
+        if isinstance(self.inner, nn.TransformerEncoder):
+            return self.out(self.inner(read)), None
+        self.inner.flatten_parameters()
+        read, state = self.inner(read, state)
+        return self.out(read), state
+
+
+@pytest.mark.parametrize("kind", ["attends", "remembers"])
+def test_a_sparse_network_serves_modules_that_look_into_their_layers(kind: str) -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(Reads(kind), br.Gaussian(0.1)).eval()
+    br.prune(model, fraction=0.9)
+    x = torch.arange(6).view(3, 2)
+    with torch.no_grad():
+        found = br.sparse_network(model)(x)[0]
+        torch.testing.assert_close(found, model(x)[0], rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
@@ -66,8 +67,10 @@ class Loss:
     at them: together they bound the loss (Fortunato 2017, eq. 17).
 
     `backward()` is that of `objective`: (error + complexity) / streams, the published scale of a
-    learning rate, divided by the number of draws of the step. While the KL is being warmed up, only
-    the part `warmth` of the complexity counts there; all other figures are of the whole.
+    learning rate, divided by the number of draws of the step. (Where a posterior asks for more than
+    autograd finds, the Fisher estimate or the second order of sharpening, it is the only way.)
+    While the KL is being warmed up, only the part `warmth` of the complexity counts there; all
+    other figures are of the whole.
     """
 
     error: Tensor
@@ -129,18 +132,18 @@ class Loss:
             )
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
-        with self.model.one_sequence():
-            for loss in (
-                *self.losses,
-                self.warmth * self.complexity,
-                *([] if self.local is None else [self.local]),
-            ):
+        for loss in (
+            *self.losses,
+            self.warmth * self.complexity,
+            *([] if self.local is None else [self.local]),
+        ):
+            with self.model.one_sequence():
                 gradients = torch.autograd.grad(
                     loss, parameters, retain_graph=True, allow_unused=True
                 )
-                for total, gradient in zip(sums, gradients, strict=True):
-                    if gradient is not None:
-                        total += gradient
+            for total, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    total += gradient
         for parameter, total in zip(parameters, sums, strict=True):
             total /= scale
             parameter.grad = total if parameter.grad is None else parameter.grad + total
@@ -328,7 +331,7 @@ def _count_epoch(loader: object, parts: int | None) -> tuple[int, int, set[int] 
     """The targets of an epoch over all processes, the number of processes that share it, and how
     many examples a batch may have (None: the batches know themselves)."""
     require((parts is None or parts >= 1, "processes", f"must be at least 1, got {parts}"))
-    if isinstance(loader, CountedLoader):
+    if isinstance(loader, CountedLoader) and isinstance(loader.targets, Integral):
         if parts is None and in_process_group():
             raise ValueError(
                 f"several processes train together, and a {type(loader).__name__} does not say "

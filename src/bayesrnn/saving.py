@@ -79,8 +79,15 @@ def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
     others = [p.name for p in inside if p.name not in (CONFIG, TENSORS)]
     if others:
         raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
+    _check_kinds(model, mean_only)
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"cannot save: the module's state holds {name}, a {type(value).__name__}, and a "
+                "model file holds tensors alone; leave it out of get_extra_state"
+            )
     weights: dict[str, Any] = {}
     posteriors: list[Posterior] = [Delta()] if mean_only else []
     for block in model.each_block():
@@ -112,6 +119,22 @@ def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
         "priors": priors,
     }
     write_folder(path, "model", CONFIG, {TENSORS: tensors}, facts)
+
+
+def _check_kinds(model: Bayesian, mean_only: bool) -> None:
+    """Refuse posteriors and priors that `load` does not know: a file holds settings, no code."""
+    if mean_only:
+        return
+    for known, used in (
+        (POSTERIORS, [block.posterior for block in model.each_block()]),
+        (PRIORS, [hyper.prior for hyper in model.each_prior()]),
+    ):
+        for one in used:
+            if known.get(one.kind) is not type(one):
+                raise UserError(
+                    f"cannot save a {type(one).__name__}: load knows {', '.join(known)} alone, and "
+                    "none of your own; save with mean_only=True, or keep model.state_dict()"
+                )
 
 
 def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:

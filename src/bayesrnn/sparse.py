@@ -35,7 +35,12 @@ def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) 
     """
     require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))
     network = plain_network(model)
+    fused = (nn.TransformerEncoderLayer, nn.MultiheadAttention)  # which read their layers' weights
+    whole = [layer for layer in network.modules() if isinstance(layer, fused)]
+    parts = {part for layer in whole for part in layer.modules()}
     for path, layer in list(network.named_modules()):
+        if layer in parts:
+            continue
         new = _replacement(layer, at_least, lstm_from)
         if new is not None and path:
             parent, _, local = path.rpartition(".")
@@ -135,6 +140,9 @@ class SparseLSTM(nn.Module):
             if layer.bias:
                 bias = sum(getattr(layer, f"bias_{way}_l{index}").detach() for way in ("ih", "hh"))
             self.biases.append(bias)
+
+    def flatten_parameters(self) -> None:
+        """For callers of `nn.LSTM`'s: there is nothing to lay side by side."""
 
     @torch.no_grad()
     def forward(self, x: Tensor, state: Pair | None = None) -> tuple[Tensor, Pair]:

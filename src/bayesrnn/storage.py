@@ -43,7 +43,14 @@ def write_folder(
             temporary.mkdir(parents=True)
             sums: dict[str, str] = {}
             for file, named in tensors.items():
-                data = save({n: t.detach().cpu().contiguous().clone() for n, t in named.items()})
+                whole = {n: t.detach().cpu().contiguous().clone() for n, t in named.items()}
+                try:
+                    data = save(whole)
+                except KeyError as error:
+                    kinds = {n: t.dtype for n, t in whole.items() if t.dtype in error.args}
+                    name = next(iter(kinds), "a tensor")
+                    said = f"cannot save {name}: a safetensors file holds no {error}"
+                    raise UserError(said) from error
                 sums[file] = hashlib.sha256(data).hexdigest()
                 _write_synced(temporary / file, data)
             head = {"format": f"bayesrnn {kind}", "version": FORMAT_VERSION, "sha256": sums}

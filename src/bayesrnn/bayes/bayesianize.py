@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes.bayesian import Bayesian
-from bayesrnn.bayes.binding import Slot
+from bayesrnn.bayes.binding import Slot, set_weight
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import check_pair
@@ -56,8 +56,11 @@ def bayesianize(
             "module is Bayesian already, in whole or in part: its means and scales would be drawn "
             "again; give bayesianize the plain network (model.module is without weights)"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("module is compiled by torch.jit: give bayesianize the one it was made of")
     module = copy.deepcopy(module)
     chosen = _choose(module, where)
+    _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -137,7 +140,7 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
             raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
         if parameter.numel() == 0:
             raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
-        owner = module.get_submodule(names[0].rpartition(".")[0])
+        owner = _owner(module, names[0])
         if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and (
             owner.sparse or owner.max_norm is not None
         ):
@@ -146,6 +149,32 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
                 "weight cannot have; build it without, or leave it out with where=..."
             )
     return {names[0]: (p, names) for p, names in chosen.items()}
+
+
+def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> None:
+    """Refuse a module that keeps a chosen parameter where no draw would reach it: in a list, or
+    under another name that is not a parameter's."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_flat_weights"):  # where draws do
+                continue
+            inside = value.values() if isinstance(value, Mapping) else value
+            for one in inside if isinstance(value, (list, tuple, Mapping)) else [value]:
+                if isinstance(one, nn.Parameter) and one in chosen:
+                    raise ValueError(
+                        f"{type(part).__name__} keeps {chosen[one]} in its attribute {name!r} as "
+                        "well, where a draw does not reach it: make that an nn.ParameterList, or "
+                        f"leave {chosen[one]} out with where=..."
+                    )
+
+
+def _owner(module: nn.Module, name: str) -> nn.Module:
+    """The layer that a parameter belongs to, parametrised or not."""
+    path = name.rpartition(".")[0]
+    owner = module.get_submodule(path)
+    if isinstance(owner, nn.utils.parametrize.ParametrizationList):
+        return module.get_submodule(path.rpartition(".parametrizations.")[0])
+    return owner
 
 
 def _check_kind(given: object, kind: type, role: str, example: str) -> None:
@@ -185,10 +214,8 @@ def _axes(
     _check_patterns(list(overrides), names.values(), "input_axis")
     axes: dict[str, int | None] = {}
     for name, aliases in names.items():
-        path, _, local = name.rpartition(".")
-        owner = module.get_submodule(path)
-        parameter: Tensor = getattr(owner, local)
-        axes[name] = default_input_axis(owner, parameter)
+        parameter = module.get_parameter(name)
+        axes[name] = default_input_axis(_owner(module, name), parameter)
         for pattern, axis in overrides.items():
             if _matches(pattern, aliases):
                 if axis is not None and not 0 <= axis < parameter.dim():
@@ -222,10 +249,7 @@ def _empty(module: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, l
             slots.setdefault(name, []).append((module.get_submodule(path), local))
     for places in slots.values():
         for owner, local in places:
-            owner.register_parameter(local, None)
-    for owner in {owner for places in slots.values() for owner, _ in places}:
-        if isinstance(owner, nn.RNNBase):
-            owner._init_flat_weights()
+            set_weight(owner, local, None)
     return slots
 
 

@@ -59,14 +59,14 @@ class Binding:
                     continue
                 for name, tensor in tensors.items():
                     for layer, local in self.places(name):
-                        undo.callback(_set, layer, local, layer._parameters[local])
-                        _set(layer, local, tensor)
+                        undo.callback(set_weight, layer, local, layer._parameters[local])
+                        set_weight(layer, local, tensor)
             if dtype is not None:
                 for layer in self._module.modules():
                     for local, parameter in list(layer._parameters.items()):
                         if isinstance(parameter, nn.Parameter) and parameter.is_floating_point():
-                            undo.callback(_set, layer, local, parameter)
-                            _set(layer, local, parameter.to(dtype))
+                            undo.callback(set_weight, layer, local, parameter)
+                            set_weight(layer, local, parameter.to(dtype))
             yield
 
     def _one_owner(self, block: Block) -> tuple[nn.Module, str] | None:
@@ -118,11 +118,11 @@ def _after(block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _set(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
+def set_weight(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
     """Set a parameter to a plain tensor, or back. A recurrent layer keeps two more lists of its
     weights, which have to follow; done by hand, so that torch neither packs nor moves them."""
     owner._parameters[local] = tensor  # type: ignore[assignment]
-    if isinstance(owner, nn.RNNBase):
+    if isinstance(owner, nn.RNNBase) and local in owner._flat_weights_names:
         index = owner._flat_weights_names.index(local)
         owner._flat_weights[index] = tensor
         references: list[Any] = owner._flat_weight_refs

@@ -51,7 +51,8 @@ class Block(nn.Module):
         self.posterior = posterior
         self.prior = prior  # which of the model's prior objects
         self.noise: Tensors | None = None  # neither parameter nor buffer: DDP would share it
-        self.one_sequence = False  # set while gradients of single sequences are taken
+        self.one_sequence = False  # set while the gradient of a single sequence is taken
+        self.of_sequence: Tensor | None = None  # that gradient at theta, so far
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
         self.of_loss: Tensor | None = None  # the loss's gradient at theta, for the second order
@@ -155,10 +156,12 @@ class Block(nn.Module):
         return [(loc, scale)]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """A state tells whether it is pruned by having a mask."""
+        """A state tells whether it is pruned by having a mask (one without this block says
+        nothing of it)."""
         keep = state_dict.get(f"{prefix}keep")
         loc = self.parameters_by_name["loc"]
-        if keep is None or keep.shape == loc.shape:
+        told = keep is not None or f"{prefix}loc" in state_dict
+        if told and (keep is None or keep.shape == loc.shape):
             self.keep = None if keep is None else torch.zeros_like(loc, dtype=torch.bool)
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.mask(self.keep)

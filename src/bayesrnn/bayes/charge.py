@@ -36,6 +36,7 @@ class Summary:
         self._log_q: list[Tensor] = []
         self.theta: dict[str, Tensor] = {}
         self.std: Tensor | None = None  # flat, for the gradients of the same draw
+        self.asked = False  # the KL has read it
 
     def fits(self, parameters: Tensors, noise: Tensors) -> bool:
         """Whether it is the same noise, and the learnt tensors have not changed since."""

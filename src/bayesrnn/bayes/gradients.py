@@ -98,7 +98,14 @@ class DrawTheta(torch.autograd.Function):
         charge = block.charge
         if charge is None or charge.done or not _same(charge.noise, noise):
             joined = _joined(block.layout, parameters["loc"], of_losses)
-            pulled = block.collected(block.posterior.pull(block.spread(parameters), noise, joined))
+            if block.posterior.second_order and "gradient" in noise:
+                if charge is None or block.of_loss is None or not _same(charge.noise, noise):
+                    raise RuntimeError(
+                        "the second order of sharpening is more than autograd finds: call "
+                        'loss.backward() of what FreeEnergy gives, or use order="first"'
+                    )
+                block.of_loss = block.of_loss + block.kept(joined)
+            pulled = _pulled(block, parameters, noise, joined)
             return None, None, None, *map(pulled.get, block.parameter_names)
         charge.done = True
         if block.posterior.second_order:
@@ -231,6 +238,9 @@ def _summary(block: Block, parameters: Tensors, noise: Tensors, prior: Prior) ->
     summary = block.summary
     if summary is None or not summary.fits(parameters, noise):
         summary = block.summary = Summary(parameters, noise)
+    elif summary.asked:  # fused optimisers write to weights without a word since
+        summary = Summary(parameters, noise)
+    summary.asked = True
     for weight in block.layout.weights:
         theta = summary.theta.get(weight.name)
         if theta is not None and summary.lacks(weight):  # whole, however it is cut at present
@@ -269,6 +279,26 @@ def _by_weights(block: Block, parameters: Tensors, charge: Charge, values: Value
         shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
         total = total + value(block.posterior, *shaped, prior, exact, piece.weight.axis, values)
     return total
+
+
+def _pulled(block: Block, parameters: Tensors, noise: Tensors, gradient: Tensor) -> Tensors:
+    """The loss's gradient at theta, pulled back to the learnt tensors.
+
+    The Fisher estimate squares the gradient of a whole sequence: where several forwards of one draw
+    have read it, each adds what the square gains by it.
+    """
+
+    def pull(given: Tensor) -> Tensors:
+        return block.collected(block.posterior.pull(block.spread(parameters), noise, given))
+
+    if not block.posterior.per_sequence:
+        return pull(gradient)
+    before, block.of_sequence = block.of_sequence, gradient
+    if before is None:
+        return pull(gradient)
+    block.of_sequence = before + gradient
+    old = pull(before)
+    return {name: new - old[name] for name, new in pull(block.of_sequence).items()}
 
 
 def _joined(layout: Layout, like: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:

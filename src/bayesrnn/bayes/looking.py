@@ -162,6 +162,12 @@ def differentiable(module: nn.Module) -> Iterator[None]:
             layer.training, layer.dropout = False, dropout
 
 
+NOT_REPEATABLE = (
+    "the second order of sharpening compares two forward passes, but dropout (or other noise) that "
+    'is drawn anew in each makes them differ; use order="first", or variational dropout'
+)
+
+
 def check_repeatable(module: nn.Module) -> None:
     """Refuse the second order of sharpening where a forward cannot be repeated."""
     for part in module.modules():
@@ -170,7 +176,23 @@ def check_repeatable(module: nn.Module) -> None:
             or (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training)
             or (isinstance(part, nn.RNNBase) and part.dropout > 0 and part.training)
         ):
-            raise RuntimeError(
-                "the second order of sharpening compares two forward passes, but dropout that is "
-                'drawn anew in each makes them differ; use order="first", or variational dropout'
-            )
+            raise RuntimeError(NOT_REPEATABLE)
+
+
+@contextmanager
+def without_noise(device: torch.device) -> Iterator[None]:
+    """Refuse it where the passes inside have drawn random numbers of torch's, whatever for. (Not
+    asked while a step is recorded: the same was run as it is before.)"""
+    recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    before = None if recorded else _random_state(device)
+    yield
+    if before is not None and _random_state(device) != before:
+        raise RuntimeError(NOT_REPEATABLE)
+
+
+def _random_state(device: torch.device) -> list[bytes]:
+    """Of torch's generators, on the CPU and on the device."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return [state.numpy().tobytes() for state in states]

@@ -184,14 +184,15 @@ def sharpen(
     for block in model.each_block():
         chosen = {weight.name: fnmatchcase(weight.name, where) for weight in block.layout.weights}
         old = block.posterior
-        if any(chosen.values()) and not (all(chosen.values()) and isinstance(old, Gaussian)):
+        looks, known = any(chosen.values()), type(old) in (Gaussian, Sharpened)
+        if looks and not (all(chosen.values()) and known):
             some = ", ".join(name for name in chosen if chosen[name])
-            said = f"of {', '.join(chosen)}, which are {old.kind}, {where!r} names {some}"
+            kind = old.kind if known or not isinstance(old, Gaussian) else type(old).__name__
+            said = f"of {', '.join(chosen)}, which are {kind}, {where!r} names {some}"
             raise Invalid([("where", f"must name whole layers that are Gaussian; {said}")])
-        if not isinstance(old, Gaussian):
+        if not isinstance(old, Gaussian) or not (looks or isinstance(old, Sharpened)):
             continue
         own = (old.scale, old.learn_scale)
-        looks = any(chosen.values())
         found = found or looks
         block.take(
             Sharpened(*own, sigma0=sigma0, eta=eta, clip=clip, relative=relative)
