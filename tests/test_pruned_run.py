@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -72,6 +73,25 @@ def test_retraining_a_run(run: Path, tmp_path: Path) -> None:
     recipe = br.read_recipe(tmp_path / "small" / "recipe.toml", ["train.epochs=3"])
     br.train(recipe, tmp_path / "small", quiet=True)  # goes on, as pruned as it was
     assert_zero_moments(br.load(tmp_path / "small"), masks)
+
+
+def test_the_score_is_that_of_the_epoch_kept(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """Points that overfit, so that the last epoch is not the best."""
+    points = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    train = {"optimizer": "Adam", "options": {}, "lr": 0.03, "epochs": 5, "keep": "best"}
+    br.train(small_recipe(tmp_path, **points, train=train), tmp_path / "run", quiet=True)
+    asked = ["prune", tmp_path / "run", "--fraction", 0.1, "--retrain", 6, "--quiet"]
+    done = cli(*asked, "--out", tmp_path / "one", "--json")
+    figures = json.loads(done.out)
+    scores = [line["valid_perplexity"] for line in figures["epochs"]]
+    assert figures["kept_epoch"] == scores.index(min(scores)) + 1 < 6
+    shown = cli(*asked, "--out", tmp_path / "two").out
+    assert re.search(rf"kept epoch\W+{figures['kept_epoch']}\W", shown)
+    perplexity = re.search(r"valid perplexity\W+([\d.,]+)", shown)
+    assert perplexity is not None
+    assert float(perplexity[1].replace(",", "")) == pytest.approx(min(scores), rel=1e-3)
+    whole = json.loads(cli("prune", run, "--fraction", 0.5, "--out", tmp_path / "3", "--json").out)
+    assert whole["kept_epoch"] is None
 
 
 def assert_zero_moments(model: br.Bayesian, masks: dict[str, Tensor]) -> None:

@@ -53,6 +53,8 @@ class PrunedRun:
     """False where retraining was interrupted; the same call goes on with it."""
     epochs: list[dict[str, Any]]
     """The figures of each epoch of retraining."""
+    kept_epoch: int | None
+    """That of them whose model the run has; None where there was none."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def prune_run(
         structure(model),
         outcome is None or outcome.finished,
         [] if outcome is None else outcome.epochs,
+        None if outcome is None else outcome.kept or None,
     )
 
 

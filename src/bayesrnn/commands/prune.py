@@ -11,6 +11,7 @@ from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder, no
 from bayesrnn.commands.tables import show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
+from bayesrnn.train.stopping import line_of
 
 
 def prune(
@@ -113,9 +114,10 @@ def prune(
     )
     figures: dict[str, Any] = {"run": str(run), "out": str(out), **asdict(done)}
     if not as_json:
-        epochs = figures.pop("epochs")
-        del figures["structure"]
-        figures |= {k: v for k, v in (epochs[-1] if epochs else {}).items() if "valid" in k}
+        for key in ("epochs", "structure", *(() if retrain else ("kept_epoch",))):
+            del figures[key]
+        kept = line_of(done.epochs, done.kept_epoch)
+        figures |= {key: value for key, value in kept.items() if "valid" in key}
     show(figures, "pruning", as_json)
     if not as_json:
         _show_structure(done.structure)

@@ -30,6 +30,7 @@ from bayesrnn.report.readings import (
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train.run import changed_data, read_metrics, with_data
+from bayesrnn.train.stopping import best_line
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
 """By the kind of data; all others are labelled."""
@@ -89,10 +90,12 @@ class Findings:
     def kept(self) -> dict[str, Any] | None:
         """The figures of the epoch whose model the run has: the last, or the best, which cannot be
         told where lines are lost."""
-        if self.recipe.train.keep == "best" and self.epochs:
-            lost = lost_epochs(self.epochs)
-            return None if lost else min(self.epochs, key=lambda line: line[self.watched])
-        return self.epochs[-1] if self.epochs else None
+        train, best = self.recipe.train, None
+        if train.keep == "best":
+            if lost_epochs(self.epochs):
+                return None
+            best = best_line(self.epochs, self.watched, train.warm_up)
+        return best or (self.epochs[-1] if self.epochs else None)
 
 
 def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
