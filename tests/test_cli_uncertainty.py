@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import bayesrnn as br
 from bayesrnn.data import encode_file, encode_text
 from bayesrnn.evaluate import text_uncertainty
 from bayesrnn.train import loop
-from labelled_runs import image_recipe, review_recipe
+from labelled_runs import image_recipe, make_sure, review_recipe
 from small_runs import Cli, small_recipe, write_text
 
 
@@ -196,6 +197,15 @@ def test_classes_have_means_and_calibration(cli: Cli, tmp_path: Path) -> None:
         code, _, err = cli("uncertainty", run, *flags)
         assert code == 2
         assert f"{flags[0]} is not for a run on images" in err
+
+
+def test_the_loss_of_a_class_is_finite_where_its_probability_is_0(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop.train(image_recipe(tmp_path), run, quiet=True)
+    make_sure(run)
+    (line,) = figures_of(cli, run, "--samples", "0")["by_draws"]
+    evaluated = json.loads(cli("evaluate", run, "--json").out)
+    assert 100 < line["nll"] == evaluated["nll"] < math.inf
 
 
 def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:

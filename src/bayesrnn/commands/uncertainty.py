@@ -280,11 +280,11 @@ def _labelled(
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
         advance = watch(f"reading {split}", examples.targets * max(count, 1))
-        _, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
+        result, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
         parts = ("total", "aleatoric", "epistemic")
         means = {part: getattr(found, part).double().mean().item() for part in parts}
         scores = asdict(calibration(found.mean.cpu(), targets.cpu(), bins))
-        by_draws.append({"samples": count, **means, **scores})
+        by_draws.append({"samples": count, **means, **scores, "nll": result.scores["nll"]})
     figures = {"split": split, "examples": examples.targets}
     return Found(task.unit, "an example", figures, by_draws)
 

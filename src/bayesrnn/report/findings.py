@@ -67,9 +67,9 @@ class Findings:
     pruning_score: str
     """What the curve's error is."""
     ratios: NDArray[np.int64] | None
-    """How many weights have a signal to noise in each bin of RATIO_EDGES."""
+    """How many weights have a signal to noise in each bin of RATIO_EDGES; points have none."""
     noisy: float | None
-    """The share of weights below Graves' rule of thumb."""
+    """The share of those below Graves' rule of thumb."""
     matrices: list[Matrix]
     bits_per_weight: float | None
     """None where weights have no description length."""
@@ -186,7 +186,9 @@ def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, An
     ratios: NDArray[np.int64] | None = None
     noisy: float | None = None
     if not model.all_points:
-        each = torch.cat([ratio.flatten() for ratio in signal_to_noise(model).values()]).cpu()
+        drawn = [name for name, (_, scale) in model.moments().items() if scale is not None]
+        found_ratios = signal_to_noise(model)
+        each = torch.cat([found_ratios[name].flatten() for name in drawn]).cpu()
         places = each.clamp_min(1e-30).log10().clamp(RATIO_EDGES[0], RATIO_EDGES[-1])
         ratios = np.histogram(places.numpy(), RATIO_EDGES)[0]
         noisy = (each < SAFE_THRESHOLD).double().mean().item()
