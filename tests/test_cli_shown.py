@@ -49,6 +49,8 @@ def test_ctrl_c_is_said(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("nowhere/x{}", "there is no folder"),
         ("taken{}", "it is a folder; give the name of a file"),
+        ("pipe{}", "it is no regular file; give the name of a file"),
+        ("link{}", "it is no regular file; give the name of a file"),
         ("locked/x{}", "is read-only; choose another"),
     ],
 )
@@ -73,6 +75,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     (tmp_path / f"taken{ending}").mkdir()
     (tmp_path / "locked").mkdir()
+    os.mkfifo(tmp_path / f"pipe{ending}")
+    (tmp_path / f"link{ending}").symlink_to(tmp_path / f"pipe{ending}")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
     work = "examine" if command is report_command else "load"
     monkeypatch.setattr(command, work, lambda *given: pytest.fail("it was begun"))
