@@ -16,6 +16,21 @@ from bayesrnn.errors import UserError
 CHUNK_BYTES = 1 << 20
 
 
+def expanded(path: str) -> Path:
+    """A path that a user gave, with ~ as their home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"there is no home folder for the ~ of {path}; write the whole path"
+        ) from error
+
+
+def whole_path(path: str) -> str:
+    """The same from any folder, past all links."""
+    return os.path.realpath(expanded(path))
+
+
 def read_chunks(
     path: Path, chunk_bytes: int = CHUNK_BYTES, advance: Callable[[int], None] | None = None
 ) -> Iterator[bytes]:

@@ -131,7 +131,7 @@ def _prune_into(
         if device != "auto":
             recipe = replace(recipe, train=replace(recipe.train, device=device))
     if data or how.retrain:
-        recipe = with_data(run, recipe, str(Path(data).resolve()) if data else "")
+        recipe = with_data(run, recipe, data)
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)
