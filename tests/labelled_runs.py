@@ -91,9 +91,9 @@ def _recipe(table: dict[str, Any], train: dict[str, Any], changes: dict[str, Any
     return from_table(table)
 
 
-def make_sure(run: Path) -> None:
+def make_sure(run: Path, scale: float = 30) -> None:
     """Give a run means so large that probabilities of some classes are 0 in single precision."""
     model = load(run)
     for block in model.each_block():
-        block.parameters_by_name["loc"].data.normal_(std=30)
+        block.parameters_by_name["loc"].data.normal_(std=scale)
     save_own(model, run / "model")

@@ -217,6 +217,26 @@ def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     )
 
 
+def test_what_is_not_finite_is_null_in_json(cli: Cli, tmp_path: Path) -> None:
+    """Means so large that the perplexity is beyond a float."""
+
+    def strict(text: str) -> dict[str, Any]:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    run = tmp_path / "run"
+    loop.train(small_recipe(tmp_path), run, quiet=True)
+    make_sure(run, 1e4)
+    found = strict(cli("uncertainty", run, "--samples", "0", "--json").out)["by_draws"][0]
+    assert found["nll"] > 700
+    assert found["perplexity"] is None
+    assert strict(cli("evaluate", run, "--json").out)["perplexity"] is None
+    curve = strict(cli("prune", run, "--curve", "0,1", "--json").out)
+    assert [point["error"] is None for point in curve["points"]] == [True, False]
+    page = tmp_path / "page.html"
+    report = cli("report", run, "--out", page, "--samples", "0", "--tokens", 20, "--json")
+    assert strict(report.out)["runs"][0]["by_draws"][0]["perplexity"] is None
+
+
 def test_of_points_there_is_the_mean_alone(cli: Cli, tmp_path: Path) -> None:
     plain = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
     loop.train(small_recipe(tmp_path, **plain), tmp_path / "run", quiet=True)

@@ -1,15 +1,17 @@
-"""Reading files in pieces, and writing them so that a crash never leaves half a file."""
+"""Paths; reading files in pieces, and writing them so that a crash never leaves half a file."""
 
 import csv
 import errno
 import hashlib
 import io
+import json
+import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bayesrnn.errors import UserError
 
@@ -113,6 +115,23 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write a whole file at once: afterwards it holds either the old contents or the new."""
     with open_atomic(path) as file:
         file.write(data)
+
+
+def to_json(figures: Any) -> str:
+    """One line of JSON as its standard has it: a number that is not finite is null.
+
+    >>> to_json({"perplexity": [4.5, math.inf]})
+    '{"perplexity": [4.5, null]}'
+    """
+    return json.dumps(_finite(figures), allow_nan=False)
+
+
+def _finite(figures: Any) -> Any:
+    if isinstance(figures, Mapping):
+        return {key: _finite(value) for key, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [_finite(value) for value in figures]
+    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[str | int | float]]) -> None:

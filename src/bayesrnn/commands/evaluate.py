@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import evaluate_run
@@ -25,7 +24,7 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
-from bayesrnn.commands.tables import show, shown, table_of, watching
+from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
@@ -293,4 +292,4 @@ def _show_trials(what: str, tried: Sequence[Mapping[str, Any]]) -> None:
     for trial in tried:
         value = "diverged" if trial["perplexity"] is None else shown(trial["perplexity"])
         table.add_row(f"{trial[what]:g}", value)
-    Console().print(table)
+    print_table(table)

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder, note, recipe_of
-from bayesrnn.commands.tables import show, shown, table_of, watching
+from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
 from bayesrnn.train.stopping import line_of
@@ -181,7 +180,7 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
         row += [shown(point.error)]
         row += [shown(point.retrained), str(point.retrain_epochs)] if retrained else []
         table.add_row(*row, shown(point.bits_per_weight))
-    Console().print(table)
+    print_table(table)
 
 
 def _show_structure(found: Structure) -> None:
@@ -192,7 +191,7 @@ def _show_structure(found: Structure) -> None:
     for m in found.matrices:
         cells = (m.left, m.weights, m.dead_rows, m.rows, m.dead_columns, m.columns)
         table.add_row(m.name, *(f"{cell:,}" for cell in cells))
-    Console().print(table)
+    print_table(table)
     if not found.layers:
         return
     gates = list(dict.fromkeys(gate for layer in found.layers for gate in layer.unfed_gates))
@@ -203,4 +202,4 @@ def _show_structure(found: Structure) -> None:
     for layer in found.layers:
         by_gate = [str(layer.unfed_gates.get(gate, "-")) for gate in gates]
         table.add_row(layer.layer, str(layer.units), str(layer.unfed), str(layer.unheard), *by_gate)
-    Console().print(table)
+    print_table(table)

@@ -1,6 +1,5 @@
 """`bayesrnn uncertainty`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import uncertainty_of_run
@@ -27,7 +25,7 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
-from bayesrnn.commands.tables import columns, show, shown, table_of, watching
+from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
 from bayesrnn.data import (
     CaptionData,
     SpeechData,
@@ -175,7 +173,7 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
     figures = {"run": str(run), **found.figures}
     if as_json:
         more = {} if found.detection is None else {"detection": found.detection}
-        print(json.dumps({**figures, "by_draws": found.by_draws, **more}))
+        show({**figures, "by_draws": found.by_draws, **more}, found.what, True)
         return
     show(figures, found.what, False)
     columns(found.by_draws, f"by the number of draws (0: the mean); entropies in nats {found.unit}")
@@ -185,7 +183,7 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
         table = table_of(*heads, title=f"other texts, told apart by windows of {window}")
         for case in found.detection:
             table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
-        Console().print(table)
+        print_table(table)
 
 
 class Named(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from bayesrnn.data import CaptionData
 from bayesrnn.errors import UserError
-from bayesrnn.files import expanded, whole_path, write_atomic, writing
+from bayesrnn.files import expanded, to_json, whole_path, write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train.checkpoint import data_digest
@@ -228,7 +228,7 @@ class MetricsLog:
 
     def write(self, line: Mapping[str, Any]) -> None:
         with writing(self._path):
-            self._file.write((json.dumps(line) + "\n").encode())
+            self._file.write((to_json(line) + "\n").encode())
             self._file.flush()
         if self._board is not None:
             for key, value in line.items():
