@@ -292,6 +292,19 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
     assert cli("evaluate", run).err == ""  # it cannot be told
 
 
+def test_letters_that_a_terminal_does_not_know_are_replaced(finished: Path) -> None:
+    asked = ["generate", str(finished), "--prompt", "é w1", "--tokens", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesrnn", *asked],
+        env=environment() | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"? w1 ")
+
+
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
     assert not cli("generate", finished, "--prompt", "w1 w2", "--tokens", 3).err
     told = cli("generate", finished, "--prompt", "w1 zebra apple zebra", "--tokens", 3)
@@ -757,6 +770,10 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
         (["--sharpened", "--look", "1", "--look-at", "softmax"], "error: --look-at must name some"),
         (["--sharpened", "--look-at", "rnn.*"], "--look-at is of --look"),
         (["--look-at", "rnn.*"], "--look-at is of --look"),
+        (["--sharpened", "--predictions", str(tmp_path / "x.csv")], "--predictions is not for"),
+        (["--sharpened", "--beam", "7"], "--beam is not for a run on text"),
+        (["--sharpened", "--meteor"], "--meteor is not for a run on text"),
+        (["--sharpened", "--decoding", "beam"], "--decoding is not for a run on text"),
     ):
         refused = cli("evaluate", run, *flags)
         assert refused.code == 2

@@ -102,6 +102,7 @@ def test_bad_input_gets_one_line(run: Path, cli: Cli, tmp_path: Path) -> None:
     fails(1, "cannot read", "caption", run, "--features", tmp_path / "none.npz")
     fails(2, "--dynamic is not for a run on captions", "evaluate", run, "--dynamic", "0.1")
     fails(2, "--gap is not for a run on captions", "uncertainty", run, "--gap")
+    fails(2, "--bins is not for a run on captions", "uncertainty", run, "--bins", 3)
     fails(2, "--out must end in", "features", tmp_path, "--out", tmp_path / "f.csv")
     fails(1, "there is no folder", "features", tmp_path, "--out", tmp_path / "no" / "f.npz")
     loop.train(image_recipe(tmp_path), tmp_path / "images-run", quiet=True)

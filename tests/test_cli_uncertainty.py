@@ -97,12 +97,11 @@ def test_every_token_of_any_text_is_written(cli: Cli, finished: Path, tmp_path: 
     assert [[str(v) for v in row] for row in written["rows"]] == [list(r.values()) for r in rows]
 
 
-def test_a_text_of_ones_own_needs_no_training_text(
-    cli: Cli, finished: Path, tmp_path: Path
-) -> None:
-    text = write_text(tmp_path, 60)
-    found = figures_of(cli, finished, "--text", text, "--data", tmp_path / "gone")
-    assert found["tokens"] == 59
+def test_a_text_of_ones_own_needs_no_training_text(cli: Cli, tmp_path: Path) -> None:
+    loop.train(small_recipe(tmp_path, train={"epochs": 1}), tmp_path / "run", quiet=True)
+    (tmp_path / "text.txt").unlink()
+    text = write_text(tmp_path, 60, "own.txt")
+    assert figures_of(cli, tmp_path / "run", "--text", text)["tokens"] == 59
 
 
 def test_a_file_is_encoded_as_a_text_in_memory_is(tmp_path: Path) -> None:
@@ -125,6 +124,7 @@ def test_a_file_is_encoded_as_a_text_in_memory_is(tmp_path: Path) -> None:
         (["--bins", "0"], "--bins"),
         (["--out", "tokens.xls"], "--out"),
         (["--text", "a.txt", "--split", "test"], "--split"),
+        (["--text", "a.txt", "--data", "nowhere"], "--data is of the run's own text"),
     ],
 )
 def test_wrong_use_exits_with_2(wrong: list[str], flag: str, cli: Cli, finished: Path) -> None:

@@ -131,6 +131,7 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         (2, "--retrain", (run, "--fraction", 0.5, "--lr", 1, "--out", out)),
         (2, "--split", (run, "--fraction", 0.5, "--split", "test", "--out", out)),
         (2, "--threshold", (run, "--fraction", 0.5, "--threshold", 1, "--out", out)),
+        (1, "--device is 'banana'", (run, "--fraction", 0.5, "--device", "banana", "--out", out)),
         (2, "--per-tensor", (run, "--threshold", 1, "--per-tensor", "--out", out)),
         (2, "--fraction", (run, "--fraction", 2, "--out", out)),
     ]:

@@ -120,6 +120,7 @@ def _prune_into(
     run: Path, out: Path, how: Pruning, data: str, quiet: bool, device: str
 ) -> tuple[Bayesian, Outcome | None]:
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
+    choose_device(device, "--device")
     target = Run(out)
     made = {"run": str(run.resolve()), **asdict(how)}
     _check_folder(target, made)

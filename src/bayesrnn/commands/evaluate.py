@@ -137,15 +137,15 @@ def evaluate(
     width = None if look is None else width_of(look)
     drawn = weights == "sample" or samples is not None
     count = (samples or 10) if drawn else 0
-    check_file(None if sharpened else predictions)
+    check_file(predictions)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
     if drawn:
         check_draws(run, model, "--samples and --weights sample")
-    flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
+    flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix"}
-    check_flags(recipe, {"--sharpened": True} if sharpened else flags)
+    check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)

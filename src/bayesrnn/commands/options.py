@@ -35,6 +35,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--beam": (CaptionData.kind,),
     "--meteor": (CaptionData.kind,),
     "--decoding": (SpeechData.kind,),
+    "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
 Weights = Literal["mean", "sample"]

@@ -104,8 +104,9 @@ def uncertainty(
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
     """
     counts = draw_counts("10" if samples is None else samples)
-    if text is not None and split is not None:
-        raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
+    for flag, used in (("--split", split is not None), ("--data", data != "")):
+        if text is not None and used:
+            raise typer.BadParameter(f"{flag} is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
         if given is not None and not gap:
             raise typer.BadParameter(f"{flag} is of --gap; give that too")
@@ -127,7 +128,8 @@ def uncertainty(
         )
     vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
     if not isinstance(settings, TextData):
-        check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
+        flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
+        check_flags(recipe, {**flags, "--bins": bins != BINS})
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
