@@ -138,6 +138,35 @@ def test_evaluate_reads_another_text_with_the_runs_vocabulary(
     assert cli("evaluate", finished, "--streams", 5).code == 0
 
 
+def test_a_tilde_is_the_home_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_recipe(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = tmp_path / "run"
+    home = ["data.path=~/text.txt", "train.epochs=1"]
+    assert cli("train", recipe, *home, "--out", run, "--quiet").code == 0
+    assert bayesrnn.read_recipe(run / "recipe.toml").data.path == str(tmp_path / "text.txt")
+    assert cli("evaluate", run, "--data", "~/text.txt").code == 0
+    pruned = ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"]
+    assert cli(*pruned, "--data", "~/text.txt").code == 0
+    small = bayesrnn.read_recipe(tmp_path / "small" / "recipe.toml")
+    assert small.data.path == str(tmp_path / "text.txt")
+
+
+def test_the_home_of_nobody_is_one_line(cli: Cli, finished: Path, recipe: Path) -> None:
+    nobody = "~nosuchuser/x"
+    for asked in (
+        ["evaluate", finished, "--data", nobody],
+        ["train", recipe, f"data.path={nobody}"],
+    ):
+        result = cli(*asked)
+        assert result.code == 1
+        assert result.errors == [
+            f"there is no home folder for the ~ of {nobody}; write the whole path"
+        ]
+
+
 def test_evaluate_dynamic_learns_at_the_rate_given(cli: Cli, finished: Path) -> None:
     still = json.loads(cli("evaluate", finished, "--json").out)
     zero = json.loads(cli("evaluate", finished, "--dynamic", 0, "--json").out)
@@ -261,6 +290,19 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
         assert cli(*words, "--data", text).err == ""
     shutil.rmtree(run / "checkpoints")
     assert cli("evaluate", run).err == ""  # it cannot be told
+
+
+def test_letters_that_a_terminal_does_not_know_are_replaced(finished: Path) -> None:
+    asked = ["generate", str(finished), "--prompt", "é w1", "--tokens", "3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesrnn", *asked],
+        env=environment() | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"? w1 ")
 
 
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
@@ -728,6 +770,10 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
         (["--sharpened", "--look", "1", "--look-at", "softmax"], "error: --look-at must name some"),
         (["--sharpened", "--look-at", "rnn.*"], "--look-at is of --look"),
         (["--look-at", "rnn.*"], "--look-at is of --look"),
+        (["--sharpened", "--predictions", str(tmp_path / "x.csv")], "--predictions is not for"),
+        (["--sharpened", "--beam", "7"], "--beam is not for a run on text"),
+        (["--sharpened", "--meteor"], "--meteor is not for a run on text"),
+        (["--sharpened", "--decoding", "beam"], "--decoding is not for a run on text"),
     ):
         refused = cli("evaluate", run, *flags)
         assert refused.code == 2

@@ -71,6 +71,20 @@ def test_caption_pictures_of_ones_own(run: Path, cli: Cli, tmp_path: Path) -> No
     assert code == 0
 
 
+def test_features_that_were_moved_are_found_beside_the_captions(cli: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "old" / "captions"
+    recipe = caption_recipe(
+        tmp_path / "old", data={"features": str(place / "features.npz")}, train={"epochs": 1}
+    )
+    loop.train(recipe, tmp_path / "run", quiet=True)
+    asked = ["evaluate", tmp_path / "run", "--json"]
+    before = json.loads(cli(*asked).out)
+    place.rename(tmp_path / "new")
+    found = cli(*asked, "--data", tmp_path / "new" / "captions.json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out) == before
+
+
 def test_bad_input_gets_one_line(run: Path, cli: Cli, tmp_path: Path) -> None:
     def fails(code: int, message: str, *arguments: object) -> None:
         result = cli(*arguments)
@@ -88,6 +102,7 @@ def test_bad_input_gets_one_line(run: Path, cli: Cli, tmp_path: Path) -> None:
     fails(1, "cannot read", "caption", run, "--features", tmp_path / "none.npz")
     fails(2, "--dynamic is not for a run on captions", "evaluate", run, "--dynamic", "0.1")
     fails(2, "--gap is not for a run on captions", "uncertainty", run, "--gap")
+    fails(2, "--bins is not for a run on captions", "uncertainty", run, "--bins", 3)
     fails(2, "--out must end in", "features", tmp_path, "--out", tmp_path / "f.csv")
     fails(1, "there is no folder", "features", tmp_path, "--out", tmp_path / "no" / "f.npz")
     loop.train(image_recipe(tmp_path), tmp_path / "images-run", quiet=True)

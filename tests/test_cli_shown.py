@@ -1,17 +1,20 @@
 """What a person at a terminal sees: whole names, units, one line where something is wrong."""
 
+import io
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bayesrnn import cli as command_line
 from bayesrnn.commands import evaluate as evaluate_command
 from bayesrnn.commands import report as report_command
-from bayesrnn.commands import texts
+from bayesrnn.commands import tables, texts
 from bayesrnn.commands import uncertainty as uncertainty_command
 from bayesrnn.data import read_features
 from bayesrnn.errors import UserError
@@ -49,6 +52,8 @@ def test_ctrl_c_is_said(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("nowhere/x{}", "there is no folder"),
         ("taken{}", "it is a folder; give the name of a file"),
+        ("pipe{}", "it is no regular file; give the name of a file"),
+        ("link{}", "it is no regular file; give the name of a file"),
         ("locked/x{}", "is read-only; choose another"),
     ],
 )
@@ -73,6 +78,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     (tmp_path / f"taken{ending}").mkdir()
     (tmp_path / "locked").mkdir()
+    os.mkfifo(tmp_path / f"pipe{ending}")
+    (tmp_path / f"link{ending}").symlink_to(tmp_path / f"pipe{ending}")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
     work = "examine" if command is report_command else "load"
     monkeypatch.setattr(command, work, lambda *given: pytest.fail("it was begun"))
@@ -126,6 +133,32 @@ def test_names_are_not_cut_in_a_narrow_terminal(
     assert "embedding.weight" in result.out
     assert "rnn.weight_ih_l0" in result.out
     assert "…" not in result.out
+
+
+def test_names_of_users_are_no_markup(
+    run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "r[v2]:dog:")
+    Path("z[/b]").mkdir(parents=True)
+    Path("z[/b]/t.txt").write_text("w1 w2 w3\n")
+    for name, asked in {
+        "r[v2]:dog:": ["prune", "r[v2]:dog:", "--curve", "0,0.5"],
+        "small[v2]": ["prune", run, "--fraction", "0.5", "--out", "small[v2]"],
+        "z[/b]/t.txt": ["uncertainty", run, "--text", "z[/b]/t.txt"],
+    }.items():
+        result = cli(*asked)
+        assert (result.code, result.err) == (0, "")
+        assert name in result.out
+
+
+def test_the_bar_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    terminal = partial(Console, file=shown, force_terminal=True, width=200)
+    monkeypatch.setattr(tables, "Console", lambda stderr: terminal())
+    with tables.watching() as watch:
+        watch("run[v2][/b]: reading", 1)(1)
+    assert "run[v2][/b]: reading" in shown.getvalue()
 
 
 def test_a_table_has_what_was_measured_with_its_unit(run: Path, cli: Cli) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import bayesrnn as br
 from bayesrnn.data import encode_file, encode_text
 from bayesrnn.evaluate import text_uncertainty
 from bayesrnn.train import loop
-from labelled_runs import image_recipe, review_recipe
+from labelled_runs import image_recipe, make_sure, review_recipe
 from small_runs import Cli, small_recipe, write_text
 
 
@@ -96,12 +97,11 @@ def test_every_token_of_any_text_is_written(cli: Cli, finished: Path, tmp_path: 
     assert [[str(v) for v in row] for row in written["rows"]] == [list(r.values()) for r in rows]
 
 
-def test_a_text_of_ones_own_needs_no_training_text(
-    cli: Cli, finished: Path, tmp_path: Path
-) -> None:
-    text = write_text(tmp_path, 60)
-    found = figures_of(cli, finished, "--text", text, "--data", tmp_path / "gone")
-    assert found["tokens"] == 59
+def test_a_text_of_ones_own_needs_no_training_text(cli: Cli, tmp_path: Path) -> None:
+    loop.train(small_recipe(tmp_path, train={"epochs": 1}), tmp_path / "run", quiet=True)
+    (tmp_path / "text.txt").unlink()
+    text = write_text(tmp_path, 60, "own.txt")
+    assert figures_of(cli, tmp_path / "run", "--text", text)["tokens"] == 59
 
 
 def test_a_file_is_encoded_as_a_text_in_memory_is(tmp_path: Path) -> None:
@@ -124,6 +124,7 @@ def test_a_file_is_encoded_as_a_text_in_memory_is(tmp_path: Path) -> None:
         (["--bins", "0"], "--bins"),
         (["--out", "tokens.xls"], "--out"),
         (["--text", "a.txt", "--split", "test"], "--split"),
+        (["--text", "a.txt", "--data", "nowhere"], "--data is of the run's own text"),
     ],
 )
 def test_wrong_use_exits_with_2(wrong: list[str], flag: str, cli: Cli, finished: Path) -> None:
@@ -198,6 +199,15 @@ def test_classes_have_means_and_calibration(cli: Cli, tmp_path: Path) -> None:
         assert f"{flags[0]} is not for a run on images" in err
 
 
+def test_the_loss_of_a_class_is_finite_where_its_probability_is_0(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop.train(image_recipe(tmp_path), run, quiet=True)
+    make_sure(run)
+    (line,) = figures_of(cli, run, "--samples", "0")["by_draws"]
+    evaluated = json.loads(cli("evaluate", run, "--json").out)
+    assert 100 < line["nll"] == evaluated["nll"] < math.inf
+
+
 def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     loop.train(review_recipe(tmp_path), tmp_path / "run", quiet=True)
     code, _, err = cli("uncertainty", tmp_path / "run")
@@ -205,6 +215,26 @@ def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert err == (
         f"error: {tmp_path / 'run'} predicts numbers; this command is for text and for classes\n"
     )
+
+
+def test_what_is_not_finite_is_null_in_json(cli: Cli, tmp_path: Path) -> None:
+    """Means so large that the perplexity is beyond a float."""
+
+    def strict(text: str) -> dict[str, Any]:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    run = tmp_path / "run"
+    loop.train(small_recipe(tmp_path), run, quiet=True)
+    make_sure(run, 1e4)
+    found = strict(cli("uncertainty", run, "--samples", "0", "--json").out)["by_draws"][0]
+    assert found["nll"] > 700
+    assert found["perplexity"] is None
+    assert strict(cli("evaluate", run, "--json").out)["perplexity"] is None
+    curve = strict(cli("prune", run, "--curve", "0,1", "--json").out)
+    assert [point["error"] is None for point in curve["points"]] == [True, False]
+    page = tmp_path / "page.html"
+    report = cli("report", run, "--out", page, "--samples", "0", "--tokens", 20, "--json")
+    assert strict(report.out)["runs"][0]["by_draws"][0]["perplexity"] is None
 
 
 def test_of_points_there_is_the_mean_alone(cli: Cli, tmp_path: Path) -> None:

@@ -219,6 +219,24 @@ def test_a_file_of_bare_samples_is_one_line(tmp_path: Path) -> None:
         read_audio(tmp_path / "a.raw", 16_000)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path)
+    plain = read_recipe(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_recipe(path) == plain
+
+
+@pytest.mark.parametrize("value", ["2024", "2024-05-01", "1.5", "true"])
+def test_a_path_that_toml_takes_for_something_else_is_to_be_quoted(
+    value: str, tmp_path: Path
+) -> None:
+    path = write_recipe(tmp_path)
+    quoted = f'data.path="{value}"'
+    with pytest.raises(Invalid, match=f"must be a string, got .*; quote it: '{quoted}'"):
+        read_recipe(path, [f"data.path={value}"])
+    assert read_recipe(path, [quoted]).data.path == value
+
+
 def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
     data = write_speech(tmp_path / "speech", ["a/u1"], ["YES (u1)"])
     marked = tmp_path / "speech" / "etc" / "x_train.fileids"

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -74,6 +75,25 @@ def test_retraining_a_run(run: Path, tmp_path: Path) -> None:
     assert_zero_moments(br.load(tmp_path / "small"), masks)
 
 
+def test_the_score_is_that_of_the_epoch_kept(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """Points that overfit, so that the last epoch is not the best."""
+    points = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    train = {"optimizer": "Adam", "options": {}, "lr": 0.03, "epochs": 5, "keep": "best"}
+    br.train(small_recipe(tmp_path, **points, train=train), tmp_path / "run", quiet=True)
+    asked = ["prune", tmp_path / "run", "--fraction", 0.1, "--retrain", 6, "--quiet"]
+    done = cli(*asked, "--out", tmp_path / "one", "--json")
+    figures = json.loads(done.out)
+    scores = [line["valid_perplexity"] for line in figures["epochs"]]
+    assert figures["kept_epoch"] == scores.index(min(scores)) + 1 < 6
+    shown = cli(*asked, "--out", tmp_path / "two").out
+    assert re.search(rf"kept epoch\W+{figures['kept_epoch']}\W", shown)
+    perplexity = re.search(r"valid perplexity\W+([\d.,]+)", shown)
+    assert perplexity is not None
+    assert float(perplexity[1].replace(",", "")) == pytest.approx(min(scores), rel=1e-3)
+    whole = json.loads(cli("prune", run, "--fraction", 0.5, "--out", tmp_path / "3", "--json").out)
+    assert whole["kept_epoch"] is None
+
+
 def assert_zero_moments(model: br.Bayesian, masks: dict[str, Tensor]) -> None:
     for name, (loc, _) in model.moments().items():
         assert (loc[~masks[name]] == 0).all()
@@ -111,6 +131,7 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         (2, "--retrain", (run, "--fraction", 0.5, "--lr", 1, "--out", out)),
         (2, "--split", (run, "--fraction", 0.5, "--split", "test", "--out", out)),
         (2, "--threshold", (run, "--fraction", 0.5, "--threshold", 1, "--out", out)),
+        (1, "--device is 'banana'", (run, "--fraction", 0.5, "--device", "banana", "--out", out)),
         (2, "--per-tensor", (run, "--threshold", 1, "--per-tensor", "--out", out)),
         (2, "--fraction", (run, "--fraction", 2, "--out", out)),
     ]:

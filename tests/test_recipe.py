@@ -222,7 +222,11 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"train": {"lr": True}}, "train.lr", "must be a number, got True"),
         ({"train": {"lr": -1.0}}, "train.lr", "must be a finite number above 0, got -1.0"),
         ({"train": {"epochs": 1.5}}, "train.epochs", "must be a whole number, got 1.5"),
-        ({"data": {"path": 3}}, "data.path", "must be a string, got 3"),
+        (
+            {"data": {"path": 3}},
+            "data.path",
+            "must be a string, got 3; quote it: 'data.path=\"3\"'",
+        ),
         ({"data": {}}, "data.path", "is missing; give data.path=..."),
         ({"data": {"path": "x", "lowercase": 1}}, "data.lowercase", "must be true or false"),
         ({"data": {"path": "x", "split": [1, 2]}}, "data.split", "must be a list of 3 items"),

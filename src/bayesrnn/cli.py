@@ -1,5 +1,6 @@
 """The command line: a table of commands; each is a file of commands/."""
 
+import io
 import re
 import sys
 from typing import Annotated
@@ -52,6 +53,8 @@ for command in (
 def main() -> None:
     """Run a command; a user's mistake becomes one line and an exit code (1 failed, 2 wrong use)."""
     started()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not know every letter
     try:
         app()
     except Invalid as error:

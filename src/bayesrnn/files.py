@@ -1,17 +1,36 @@
-"""Reading files in pieces, and writing them so that a crash never leaves half a file."""
+"""Paths; reading files in pieces, and writing them so that a crash never leaves half a file."""
 
+import csv
 import errno
 import hashlib
+import io
+import json
+import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bayesrnn.errors import UserError
 
 CHUNK_BYTES = 1 << 20
+
+
+def expanded(path: str) -> Path:
+    """A path that a user gave, with ~ as their home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"there is no home folder for the ~ of {path}; write the whole path"
+        ) from error
+
+
+def whole_path(path: str) -> str:
+    """The same from any folder, past all links."""
+    return os.path.realpath(expanded(path))
 
 
 def read_chunks(
@@ -59,27 +78,65 @@ def writing(path: Path, remedy: str = "choose another folder") -> Iterator[None]
         raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
+def file_to_write(path: Path) -> Path:
+    """The file that takes what is written to a path: where that is a link, what it points to.
+    Refused where it would not be a regular file (but a folder, a pipe, a device)."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    of_system = target != path and path.absolute().parts[1:2] in (("dev",), ("proc",))
+    if of_system or target.is_symlink() or (path.exists() and not path.is_file()):
+        what = "a folder" if path.is_dir() else "no regular file"
+        raise UserError(f"cannot write {path}: it is {what}; give the name of a file")
+    return target
+
+
 @contextmanager
 def open_atomic(path: Path, remedy: str = "choose another folder") -> Iterator[BinaryIO]:
     """A file to write to; it takes its name only once it is complete and on the disk.
 
-    When the block fails, an older file of that name stays as it was.
+    When the block fails, an older file of that name stays as it was. Through a link, the file that
+    it points to is written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    target = file_to_write(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     with writing(path, remedy):
         try:
             with temporary.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        fsync_folder(path.parent)
+        fsync_folder(target.parent)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a whole file at once: afterwards it holds either the old contents or the new."""
     with open_atomic(path) as file:
         file.write(data)
+
+
+def to_json(figures: Any) -> str:
+    """One line of JSON as its standard has it: a number that is not finite is null.
+
+    >>> to_json({"perplexity": [4.5, math.inf]})
+    '{"perplexity": [4.5, null]}'
+    """
+    return json.dumps(_finite(figures), allow_nan=False)
+
+
+def _finite(figures: Any) -> Any:
+    if isinstance(figures, Mapping):
+        return {key: _finite(value) for key, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [_finite(value) for value in figures]
+    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[str | int | float]]) -> None:
+    """Write a table, a row a line. All text is quoted: a carriage return that is not would end the
+    row."""
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerows(rows)
+    write_atomic(path, table.getvalue().encode())

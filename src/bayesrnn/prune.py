@@ -207,9 +207,12 @@ def mixed(model: Bayesian) -> bool:
 
 def _check_comparable(model: Bayesian, by_threshold: bool) -> None:
     why = "some weights are points, which have no signal to noise to rank beside the others'"
-    name, what = "per_tensor", f"must be set: {why}"
+    name, what = "per_tensor", f"must be set (--per-tensor): {why}"
     if by_threshold:
-        name, what = "threshold", f"cannot be set: {why}; use a fraction, and per_tensor"
+        name, what = (
+            "threshold",
+            f"cannot be set: {why}; use a fraction and per_tensor (--per-tensor)",
+        )
     require(
         (not mixed(model), name, what),
         (

@@ -53,6 +53,8 @@ class PrunedRun:
     """False where retraining was interrupted; the same call goes on with it."""
     epochs: list[dict[str, Any]]
     """The figures of each epoch of retraining."""
+    kept_epoch: int | None
+    """That of them whose model the run has; None where there was none."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def prune_run(
         structure(model),
         outcome is None or outcome.finished,
         [] if outcome is None else outcome.epochs,
+        None if outcome is None else outcome.kept or None,
     )
 
 
@@ -117,6 +120,7 @@ def _prune_into(
     run: Path, out: Path, how: Pruning, data: str, quiet: bool, device: str
 ) -> tuple[Bayesian, Outcome | None]:
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
+    choose_device(device, "--device")
     target = Run(out)
     made = {"run": str(run.resolve()), **asdict(how)}
     _check_folder(target, made)
@@ -128,7 +132,7 @@ def _prune_into(
         if device != "auto":
             recipe = replace(recipe, train=replace(recipe.train, device=device))
     if data or how.retrain:
-        recipe = with_data(run, recipe, str(Path(data).resolve()) if data else "")
+        recipe = with_data(run, recipe, data)
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)

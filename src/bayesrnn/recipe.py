@@ -100,7 +100,7 @@ class Recipe:
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `table.key=value` overrides applied."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
         table = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError(f"no recipe at {path}; give the path of a .toml file") from error
@@ -245,7 +245,9 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
         else:
             bound = _exceeded(value)
             wanted = f"below {bound}" if bound else _describe(hints[name])
-            problems.append((f"{key}.{name}", f"must be {wanted}, got {value!r}"))
+            bare = hints[name] is str and not isinstance(value, (list, dict))
+            remedy = f"; quote it: '{key}.{name}=\"{str(value).lower()}\"'" if bare else ""
+            problems.append((f"{key}.{name}", f"must be {wanted}, got {value!r}{remedy}"))
     required = [
         name
         for name, f in fields.items()

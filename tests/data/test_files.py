@@ -1,3 +1,4 @@
+import csv
 import errno
 import hashlib
 import os
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.files import open_atomic, sha256, write_atomic
+from bayesrnn.files import file_to_write, open_atomic, sha256, write_atomic, write_csv
 
 
 def test_write_atomic_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -50,6 +51,38 @@ def test_a_folder_that_cannot_hold_files(tmp_path: Path, folder: str) -> None:
     path = tmp_path / folder / "name"
     with pytest.raises(UserError, match=r"cannot write .*name: (No such|Not a dir)"):
         write_atomic(path, b"new")
+
+
+def test_what_a_link_points_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to("there/file")
+    for contents in (b"new", b"newer"):
+        write_atomic(link, contents)
+        assert link.is_symlink()
+        assert target.read_bytes() == contents
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "link", "there"]
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to("pipe")
+    (tmp_path / "round").symlink_to("round")
+    for name in ("pipe", "to_pipe", "round"):
+        path = tmp_path / name
+        with pytest.raises(UserError, match=f"{path}: it is no regular file; give the name of"):
+            write_atomic(path, b"x")
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(UserError, match="it is no regular file"):
+        file_to_write(Path("/dev/stdout"))  # which may well lead to a file
+
+
+def test_a_table_is_read_back_whatever_is_in_it(tmp_path: Path) -> None:
+    texts = ["a", "\r", "\n", "\r\n", '"', ",", "", " ", "\t", "é", "1"]
+    write_csv(tmp_path / "a.csv", [["token", "nll"], *([text, 0.5] for text in texts)])
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["token", "nll"], *([text, "0.5"] for text in texts)]
 
 
 def test_sha256(tmp_path: Path) -> None:

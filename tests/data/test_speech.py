@@ -75,6 +75,27 @@ def test_features_kept_are_the_same_as_from_audio(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / MANIFEST).exists()
 
 
+def rename_speakers(folder: Path, names: dict[str, str]) -> None:
+    ids = folder / "etc/toy_train.fileids"
+    for old, new in names.items():
+        (folder / "flac/toy_train" / old).rename(folder / "flac/toy_train" / new)
+        ids.write_text(ids.read_text().replace(f"/{old}/", f"/{new}/"))
+
+
+def test_numbers_after_a_name_are_sessions_unless_they_are_all_there_is(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "toy")
+
+    def speakers() -> set[str]:
+        found = load_speech(settings(folder, valid=0)).splits["train"]
+        return {one.speaker for one in found}
+
+    rename_speakers(folder, {f"t{letter}": f"spk{i}" for i, letter in enumerate("abcdef", 1)})
+    assert speakers() == {f"spk{i}" for i in range(1, 7)}
+    assert load_speech(settings(folder)).splits["valid"]
+    rename_speakers(folder, {"spk1": "anna"})
+    assert speakers() == {"anna", "spk"}
+
+
 def test_what_is_wrong_with_a_corpus_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         load_speech(settings(tmp_path / "none"))

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,11 @@ def test_what_does_not_fit_is_compared_with_what_does() -> None:
     same = vectors[:1].expand(12, -1).contiguous()
     own = caption_pictures(model, same, names, VOCABULARY, Decoding(words=4), 0, 3)
     assert foreign_pictures(model, same, own, VOCABULARY)["wrong picture"].total_auroc == 0.5
+    # A single one is never another's.
+    own = caption_pictures(model, vectors[:1], names[:1], VOCABULARY, Decoding(words=4), 0, 3)
+    alone = foreign_pictures(model, vectors[:1], own, VOCABULARY)
+    assert set(asdict(alone["wrong picture"]).values()) == {None}
+    assert alone["noise"].total > 0
 
 
 def test_the_surest_captions_are_ranked_as_scipy_does() -> None:

@@ -28,6 +28,16 @@ def test_the_loss_of_a_number_is_the_distributions() -> None:
     assert torch.allclose(outputs.Normal(scale=0.3).nll(raw[:, 0], y), expected, atol=1e-5)
 
 
+def test_the_loss_of_a_class_whose_probability_is_0_in_single_precision() -> None:
+    linear = nn.Linear(2, 2, bias=False)
+    linear.weight.data = torch.tensor([[0.0, 0.0], [200.0, 1.0]])
+    model = bayesianize(linear, Gaussian())
+    loader = ExampleLoader(Examples(torch.eye(2), torch.tensor([0, 1]), ["a", "b"]), 2)
+    result, prediction = evaluate_labelled(model, loader, Categorical())
+    assert prediction.mean[0, 0] == 0
+    assert result.scores["nll"] == pytest.approx(100.157, abs=1e-3)
+
+
 def test_errors_are_counted_in_percent_and_as_root_mean_square() -> None:
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])
     prediction = Categorical().predict(Categorical().moments(logits))

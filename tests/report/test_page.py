@@ -1,7 +1,9 @@
 """`bayesrnn report` without a browser: what the page says is what was computed."""
 
 import json
+import math
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from bayesrnn.report.figures import watched_key
 from bayesrnn.report.page import render
 from bayesrnn.report.readings import FRACTIONS
 from bayesrnn.train import loop
+from labelled_runs import make_sure
 from reported import Page
 from small_runs import Cli, folder_contents, metrics, small_recipe
 
@@ -245,6 +248,22 @@ def test_dropout_and_points_among_the_weights_are_said(tmp_path: Path) -> None:
     assert (dropout.ratios, dropout.matrices[0].gates[0].bits) == (None, None)
     assert "each tensor is pruned by itself" in mixed.notes[0]
     assert len(mixed.pruning) == len(FRACTIONS)
+    model = br.load(tmp_path / "mixed")
+    ratios = [ratio for name, ratio in br.signal_to_noise(model).items() if name.startswith("rnn.")]
+    drawn = torch.cat([ratio.flatten() for ratio in ratios])  # points have no signal to noise
+    assert mixed.ratios is not None
+    assert mixed.ratios.sum() == len(drawn)
+    assert mixed.noisy == (drawn < br.SAFE_THRESHOLD).double().mean().item()
+
+
+def test_the_loss_of_a_class_is_finite_where_its_probability_is_0(
+    cli: Cli, images: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(images, tmp_path / "run"))
+    make_sure(run)
+    found = examine(run, "run", Choices((0,)), unwatched)
+    evaluated = json.loads(cli("evaluate", run, "--json").out)
+    assert 100 < found.by_draws[0]["nll"] == evaluated["nll"] < math.inf
 
 
 def test_nothing_of_a_run_is_changed_and_the_draws_are_the_same_again(

@@ -90,6 +90,13 @@ def test_the_figures_are_of_the_epoch_that_was_kept(noisy: Path) -> None:
     ratios = [{key: cells for key, _, cells in head_rows([run])}["ratio"] for run in (best, last)]
     assert ratios == [[(8.0, "8.000")], [(9.0, "9.000")]]
     assert replace(best, epochs=[lines[0], lines[2]]).kept is None  # the best may be what was lost
+    train = replace(found.recipe.train, epochs=5, warm_up=2)
+    warm = replace(best, recipe=replace(found.recipe, train=train))
+    assert warm.kept == lines[2]  # the epochs of the warm-up do not count
+    assert replace(warm, epochs=lines[:2]).kept == lines[1]  # and in their midst it is the last
+    lines = [line | {"valid_per": line["valid_nll"]} for line in lines]
+    shown = {key: cells for key, _, cells in head_rows([replace(warm, epochs=lines)])}
+    assert shown["best"] == [(2, "2")]
 
 
 def test_pruning_is_scored_by_label_errors(page: Page, noisy: Path) -> None:

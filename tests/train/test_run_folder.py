@@ -1,5 +1,6 @@
 """Whose folder it is: in use, another recipe's, no run at all, or damaged."""
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train import loop
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import Run, epochs_missing, read_metrics
+from bayesrnn.train.run import MetricsLog, Run, epochs_missing, read_metrics
 from small_runs import (
     EPOCH,
     assert_same_end,
@@ -298,6 +299,15 @@ def test_damaged_metrics_are_noticed_before_the_training_which_goes_on(
     assert (run / "model/model.safetensors").read_bytes() == (
         whole / "model/model.safetensors"
     ).read_bytes()
+
+
+def test_a_figure_that_is_not_finite_is_null_in_the_metrics(tmp_path: Path) -> None:
+    log = MetricsLog(Run(tmp_path), 0, 0, 0, pytest.fail)
+    line = {"kind": "epoch", "step": 1, "epoch": 1, "valid_nll": 800.0}
+    log.write({**line, "valid_perplexity": math.inf})
+    log.close()
+    assert "Infinity" not in (tmp_path / "metrics.jsonl").read_text()
+    assert read_metrics(tmp_path) == [{**line, "valid_perplexity": None}]
 
 
 def test_metrics_that_were_mended_have_no_line_twice(

@@ -1,6 +1,7 @@
 """The best epoch is kept, and training ends when there is no progress any more."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_text
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import read_metrics
-from bayesrnn.train.stopping import Progress
+from bayesrnn.train.stopping import Progress, best_line
 from bayesrnn.train.task import build_task
 from labelled_runs import review_recipe
-from small_runs import small_recipe
+from small_runs import Cli, small_recipe
 
 OVERFITS = {
     "posterior": {"kind": "delta"},
@@ -39,6 +40,10 @@ def test_figures_that_are_undefined_do_not_count() -> None:
     assert progress.note({"epoch": 1, "nll": 1.0, "bits": None}, "nll", ("bits",))
     assert not progress.note({"epoch": 2, "nll": 1.0, "bits": None}, "nll", ("bits",))
     assert (progress.best_epoch, progress.last_gain) == (1, 1)
+    figures = [math.nan, None, 2.0, math.inf]
+    lines = [{"epoch": epoch, "nll": nll} for epoch, nll in enumerate(figures, start=1)]
+    assert best_line(lines, "nll", warm_up=0) == lines[2]
+    assert best_line(lines, "nll", warm_up=3) is None
     assert Progress(**json.loads(json.dumps(progress.state_dict()))) == progress
 
 
@@ -70,7 +75,9 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     assert all(one[name][0].equal(two[name][0]) for name in one)
 
 
-def test_the_epochs_of_a_warm_up_are_neither_the_best_nor_without_progress(tmp_path: Path) -> None:
+def test_the_epochs_of_a_warm_up_are_neither_the_best_nor_without_progress(
+    tmp_path: Path, cli: Cli
+) -> None:
     early = train(small_recipe(tmp_path, **OVERFITS), tmp_path / "early", quiet=True).kept
     waits = {**OVERFITS["train"], "patience": 2, "warm_up": early + 3}
     recipe = small_recipe(tmp_path, **{**OVERFITS, "train": waits})
@@ -80,6 +87,9 @@ def test_the_epochs_of_a_warm_up_are_neither_the_best_nor_without_progress(tmp_p
     assert figures.index(min(figures)) + 1 == early  # there is no KL, so it is the same training
     assert outcome.kept == early + 3 + later.index(min(later)) + 1
     assert len(figures) >= early + 5
+    run = tmp_path / "run"
+    shown = json.loads(cli("train", run / "recipe.toml", "--out", run, "--quiet", "--json").out)
+    assert shown["best_valid_perplexity"] == shown["valid_perplexity"] == min(later)
 
 
 def test_the_test_set_chooses_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`bayesrnn bench`."""
 
-import json
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +10,8 @@ from rich.table import Table
 from bayesrnn.bench import bench as time_steps
 from bayesrnn.bench import report
 from bayesrnn.commands.options import AsJson, Device
+from bayesrnn.commands.tables import print_table
+from bayesrnn.files import to_json
 from bayesrnn.train.loop import choose_device
 
 
@@ -41,7 +42,7 @@ def bench(
         task = bar.add_task("taking turns", total=None)
         timings = time_steps(size, place, steps, peers, lambda: bar.advance(task), case or ())
     if as_json:
-        print(json.dumps(report(timings, size, place)))
+        print(to_json(report(timings, size, place)))
         return
     table = Table(title=f"one training step, {size}, {place}")
     for heading in ("case", "ms", "words/s", "times plain", "peak MiB"):
@@ -50,4 +51,4 @@ def bench(
         peak = "-" if t.peak_mib is None else f"{t.peak_mib:,.0f}"
         row = f"{t.ms:,.1f}", f"{t.words_per_second:,.0f}", f"{t.times_plain:.2f}", peak
         table.add_row(t.case, *row)
-    Console().print(table)
+    print_table(table)

@@ -1,19 +1,18 @@
 """`bayesrnn caption`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bayesrnn.commands.options import AsJson, Device, DrawSeed, RunFolder, check_file, recipe_of
-from bayesrnn.commands.tables import shown, table_of, watching
+from bayesrnn.commands.tables import print_table, shown, table_of, watching
 from bayesrnn.data import CaptionData, read_features
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.captioned import caption_pictures
 from bayesrnn.evaluate.decoding import Decoding
+from bayesrnn.files import to_json
 from bayesrnn.models import CaptionerSettings
 from bayesrnn.saving import load, load_vocabulary
 from bayesrnn.train.loop import choose_device
@@ -88,7 +87,7 @@ def caption(
     if out is not None:
         found.write(out)
     if as_json:
-        print(json.dumps({"run": str(run), **asdict(found)}, ensure_ascii=False))
+        print(to_json({"run": str(run), **asdict(found)}))
         return
     table = table_of("picture", "caption", "confidence", "epistemic", title="captions")
     for each in found.pictures[:SHOWN]:
@@ -97,6 +96,6 @@ def caption(
             lines.append(f"  few draws say: {', '.join(each.disputed)}")
         said = "\n".join(lines)
         table.add_row(each.name, said, shown(each.confidence), shown(each.epistemic))
-    Console().print(table)
+    print_table(table)
     if len(found.pictures) > SHOWN:
-        Console().print(f"{len(found.pictures) - SHOWN} more; give --out FILE.json for all")
+        print(f"{len(found.pictures) - SHOWN} more; give --out FILE.json for all")

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import evaluate_run
@@ -25,7 +24,7 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
-from bayesrnn.commands.tables import show, shown, table_of, watching
+from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
@@ -138,15 +137,15 @@ def evaluate(
     width = None if look is None else width_of(look)
     drawn = weights == "sample" or samples is not None
     count = (samples or 10) if drawn else 0
-    check_file(None if sharpened else predictions)
+    check_file(predictions)
     place = choose_device(device, "--device")
     model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
     if drawn:
         check_draws(run, model, "--samples and --weights sample")
-    flags = {"--streams": streams != 1, "--dynamic": dynamic is not None}
+    flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix"}
-    check_flags(recipe, {"--sharpened": True} if sharpened else flags)
+    check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)
@@ -293,4 +292,4 @@ def _show_trials(what: str, tried: Sequence[Mapping[str, Any]]) -> None:
     for trial in tried:
         value = "diverged" if trial["perplexity"] is None else shown(trial["perplexity"])
         table.add_row(f"{trial[what]:g}", value)
-    Console().print(table)
+    print_table(table)

@@ -1,6 +1,5 @@
 """`bayesrnn generate`."""
 
-import json
 from typing import Annotated
 
 import torch
@@ -12,6 +11,7 @@ from bayesrnn.data.text import tokenise
 from bayesrnn.data.vocabulary import UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import generate_text
+from bayesrnn.files import to_json
 from bayesrnn.saving import load, load_vocabulary
 
 
@@ -52,6 +52,6 @@ def generate(
         model, prompt, settings, vocabulary, tokens, temperature, weights, generator
     )
     if as_json:
-        print(json.dumps({"prompt": prompt, "text": text, "seed": seed, "weights": weights}))
+        print(to_json({"prompt": prompt, "text": text, "seed": seed, "weights": weights}))
     else:
         print(prompt + ("" if settings.tokens == "characters" or not prompt else " ") + text)

@@ -12,6 +12,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
+from bayesrnn.files import file_to_write
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import load_recipe
 from bayesrnn.train.run import Run, changed_data, epochs_missing
@@ -34,6 +35,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--beam": (CaptionData.kind,),
     "--meteor": (CaptionData.kind,),
     "--decoding": (SpeechData.kind,),
+    "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
 Weights = Literal["mean", "sample"]
@@ -50,14 +52,11 @@ def check_file(path: Path | None) -> None:
     """Refuse a file that cannot be written: now, not after all the work."""
     if path is None:
         return
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder; give the name of a file")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"cannot write {path}: the folder {path.parent} is read-only; choose another"
-        )
+    folder = file_to_write(path).parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {folder} is read-only; choose another")
 
 
 def recipe_of(run: Path) -> Recipe:

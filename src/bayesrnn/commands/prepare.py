@@ -34,7 +34,7 @@ def prepare(
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")
     utterances = prepare_speech(data, out)
-    found = load_speech(replace(data, path=str(out)))
+    found = load_speech(replace(data, path=str(out), valid=0))  # features are of all speakers
     everything = [one for split in found.splits.values() for one in split]
     figures = {
         "out": str(out),

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder, note, recipe_of
-from bayesrnn.commands.tables import show, shown, table_of, watching
+from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
+from bayesrnn.train.stopping import line_of
 
 
 def prune(
@@ -113,9 +113,10 @@ def prune(
     )
     figures: dict[str, Any] = {"run": str(run), "out": str(out), **asdict(done)}
     if not as_json:
-        epochs = figures.pop("epochs")
-        del figures["structure"]
-        figures |= {k: v for k, v in (epochs[-1] if epochs else {}).items() if "valid" in k}
+        for key in ("epochs", "structure", *(() if retrain else ("kept_epoch",))):
+            del figures[key]
+        kept = line_of(done.epochs, done.kept_epoch)
+        figures |= {key: value for key, value in kept.items() if "valid" in key}
     show(figures, "pruning", as_json)
     if not as_json:
         _show_structure(done.structure)
@@ -179,7 +180,7 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
         row += [shown(point.error)]
         row += [shown(point.retrained), str(point.retrain_epochs)] if retrained else []
         table.add_row(*row, shown(point.bits_per_weight))
-    Console().print(table)
+    print_table(table)
 
 
 def _show_structure(found: Structure) -> None:
@@ -190,7 +191,7 @@ def _show_structure(found: Structure) -> None:
     for m in found.matrices:
         cells = (m.left, m.weights, m.dead_rows, m.rows, m.dead_columns, m.columns)
         table.add_row(m.name, *(f"{cell:,}" for cell in cells))
-    Console().print(table)
+    print_table(table)
     if not found.layers:
         return
     gates = list(dict.fromkeys(gate for layer in found.layers for gate in layer.unfed_gates))
@@ -201,4 +202,4 @@ def _show_structure(found: Structure) -> None:
     for layer in found.layers:
         by_gate = [str(layer.unfed_gates.get(gate, "-")) for gate in gates]
         table.add_row(layer.layer, str(layer.units), str(layer.unfed), str(layer.unheard), *by_gate)
-    Console().print(table)
+    print_table(table)

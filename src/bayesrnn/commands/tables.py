@@ -1,6 +1,5 @@
 """Figures for people, as tables, or for programs, as JSON."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,10 +7,12 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
 from bayesrnn.evaluate.reader import Watch
+from bayesrnn.files import to_json
 
 TITLES = {
     "nll": "nll (nats each)",
@@ -31,18 +32,18 @@ def watching(hidden: bool = False) -> Iterator[Watch]:
     console = Console(stderr=True)
     off = hidden or not console.is_terminal
     with Progress(console=console, transient=True, disable=off) as bar:
-        yield lambda what, total: partial(bar.advance, bar.add_task(what, total=total))
+        yield lambda what, total: partial(bar.advance, bar.add_task(escape(what), total=total))
 
 
 def show(figures: dict[str, Any], title: str, as_json: bool) -> None:
     """One JSON object, or a short table; what is undefined is null, or a dash."""
     if as_json:
-        print(json.dumps(figures))
+        print(to_json(figures))
         return
     table = table_of("", "", title=title, show_header=False)
     for key, value in figures.items():
         table.add_row(TITLES.get(key, key.replace("_", " ")), shown(value))
-    Console().print(table)
+    print_table(table)
 
 
 def columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -50,7 +51,12 @@ def columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
     table = table_of("", *("" for _ in cases), title=title, show_header=False)
     for key in cases[0]:
         table.add_row(key.replace("_", " "), *(shown(case[key]) for case in cases))
-    Console().print(table)
+    print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """On the terminal; what users named is no markup, whatever brackets and colons are in it."""
+    Console(markup=False, emoji=False).print(table)
 
 
 def table_of(*headings: str, title: str, show_header: bool = True) -> Table:

@@ -11,6 +11,7 @@ from bayesrnn.commands.tables import show
 from bayesrnn.description import Description
 from bayesrnn.recipe import read_recipe
 from bayesrnn.train.loop import train as train_recipe
+from bayesrnn.train.stopping import best_line, line_of
 
 
 def train(
@@ -32,11 +33,12 @@ def train(
     bayesrnn train recipes/demo-brnn.toml data.path=book.txt train.epochs=5
     """
     out = out or Path("runs") / recipe.stem
-    outcome = train_recipe(read_recipe(recipe, settings or ()), out, fresh, quiet)
-    last = next((line for line in outcome.epochs if line["epoch"] == outcome.kept), {})
+    wanted = read_recipe(recipe, settings or ())
+    outcome = train_recipe(wanted, out, fresh, quiet)
+    last = line_of(outcome.epochs, outcome.kept)
     watched = outcome.watched
     every = outcome.epochs if len(outcome.epochs) == outcome.epoch else []  # none was lost
-    scores = [line[watched] for line in every if line[watched] is not None]
+    best = best_line(every, watched, wanted.train.warm_up) or {}
     figures: dict[str, Any] = {
         "run": str(out),
         "finished": outcome.finished,
@@ -45,7 +47,7 @@ def train(
         "kept_epoch": outcome.kept or None,
         **{key: value for key, value in last.items() if key.startswith("train_")},
         watched: last.get(watched),
-        f"best_{watched}": min(scores, default=None),
+        f"best_{watched}": best.get(watched),
         **{field.name: last.get(field.name) for field in fields(Description) if last or as_json},
         "seconds": outcome.seconds,
     }

@@ -1,6 +1,5 @@
 """`bayesrnn transcribe`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from bayesrnn.data.audio import STEP, import_soundfile
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import transcribe as transcribe_features
 from bayesrnn.evaluate.ctc import decoder
+from bayesrnn.files import to_json
 from bayesrnn.saving import load, load_vocabulary
 from bayesrnn.train.loop import choose_device
 
@@ -78,7 +78,7 @@ def transcribe(
             found.append(listen(path))
             advance(1)
     if as_json:
-        print(json.dumps({"run": str(run), "decoding": decoding, "files": found}))
+        print(to_json({"run": str(run), "decoding": decoding, "files": found}))
     for one in found:
         if "error" in one:
             print(f"error: {one['error']}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """`bayesrnn uncertainty`."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.commands.captions import uncertainty_of_run
@@ -27,7 +25,7 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
-from bayesrnn.commands.tables import columns, show, shown, table_of, watching
+from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
 from bayesrnn.data import (
     CaptionData,
     SpeechData,
@@ -106,8 +104,9 @@ def uncertainty(
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
     """
     counts = draw_counts("10" if samples is None else samples)
-    if text is not None and split is not None:
-        raise typer.BadParameter("--split is of the run's own text; leave it or --text out")
+    for flag, used in (("--split", split is not None), ("--data", data != "")):
+        if text is not None and used:
+            raise typer.BadParameter(f"{flag} is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
         if given is not None and not gap:
             raise typer.BadParameter(f"{flag} is of --gap; give that too")
@@ -129,7 +128,8 @@ def uncertainty(
         )
     vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
     if not isinstance(settings, TextData):
-        check_flags(recipe, {"--text": text is not None, "--out": out is not None, "--gap": gap})
+        flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
+        check_flags(recipe, {**flags, "--bins": bins != BINS})
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
@@ -175,7 +175,7 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
     figures = {"run": str(run), **found.figures}
     if as_json:
         more = {} if found.detection is None else {"detection": found.detection}
-        print(json.dumps({**figures, "by_draws": found.by_draws, **more}))
+        show({**figures, "by_draws": found.by_draws, **more}, found.what, True)
         return
     show(figures, found.what, False)
     columns(found.by_draws, f"by the number of draws (0: the mean); entropies in nats {found.unit}")
@@ -185,7 +185,7 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
         table = table_of(*heads, title=f"other texts, told apart by windows of {window}")
         for case in found.detection:
             table.add_row(case["other"], str(case["samples"]), *(shown(case[k]) for k in keys))
-        Console().print(table)
+        print_table(table)
 
 
 class Named(NamedTuple):
@@ -280,11 +280,11 @@ def _labelled(
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
         advance = watch(f"reading {split}", examples.targets * max(count, 1))
-        _, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
+        result, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
         parts = ("total", "aleatoric", "epistemic")
         means = {part: getattr(found, part).double().mean().item() for part in parts}
         scores = asdict(calibration(found.mean.cpu(), targets.cpu(), bins))
-        by_draws.append({"samples": count, **means, **scores})
+        by_draws.append({"samples": count, **means, **scores, "nll": result.scores["nll"]})
     figures = {"split": split, "examples": examples.targets}
     return Found(task.unit, "an example", figures, by_draws)
 

@@ -16,7 +16,7 @@ from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import read_chunks
+from bayesrnn.files import expanded, read_chunks
 
 SPLITS = ("train", "valid", "test")
 _CALLED = {"train": "train", "val": "valid", "valid": "valid", "test": "test", "restval": "train"}
@@ -112,7 +112,7 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     A `vocabulary` given (that of a finished run, say) is used instead of building one.
     """
     digest = hashlib.sha256()
-    pictures = read_captions(Path(settings.path).expanduser(), digest)
+    pictures = read_captions(expanded(settings.path), digest)
     name, count = Counter(picture.name for picture in pictures).most_common(1)[0]
     if count > 1:  # it could be trained on and tested with
         raise UserError(f"{settings.path} has {name} {count} times; put its captions together")
@@ -144,8 +144,8 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
 def find_features(settings: CaptionData) -> Path:
     """The file of features: the one named, or the only one beside the captions."""
     if settings.features:
-        return Path(settings.features).expanduser()
-    path = Path(settings.path).expanduser()
+        return expanded(settings.features)
+    path = expanded(settings.path)
     folder = path if path.is_dir() else path.parent
     found = sorted(file for file in folder.glob("*") if file.suffix in SUFFIXES)
     if len(found) != 1:

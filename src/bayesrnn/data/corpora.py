@@ -1,6 +1,7 @@
 """Corpora of speech on disk: which files there are, who speaks in them, and what is said."""
 
 import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -88,12 +89,21 @@ def list_sphinx(folder: Path, settings: SpeechData) -> tuple[list[Spoken], list[
                 if settings.targets == "words"
                 else [phone for word in said[key] for phone in phones[word]]
             )
-            # A number after a speaker's name may be a second session: never on both sides.
-            speaker = path.parent.name.rstrip("0123456789")
-            spoken.append(Spoken(part, speaker, path, labels))
+            spoken.append(Spoken(part, path.parent.name, path, labels))
+    spoken = _without_sessions(spoken)
     if settings.targets == "words":
         return spoken, sorted(phones)
     return spoken, sorted({phone for each in phones.values() for phone in each})
+
+
+def _without_sessions(spoken: list[Spoken]) -> list[Spoken]:
+    """A number after a speaker's name may be a second session, never on both sides, so it goes;
+    unless it is all that tells the speakers to train on apart."""
+    names = [one.speaker.rstrip(string.digits) for one in spoken]
+    train = {name for one, name in zip(spoken, names, strict=True) if one.part == "train"}
+    if len(train) < 2:
+        return spoken
+    return [one._replace(speaker=name) for one, name in zip(spoken, names, strict=True)]
 
 
 def _read_dictionary(path: Path, variants: Sequence[str]) -> dict[str, list[str]]:

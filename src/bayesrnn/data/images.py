@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import read_chunks
+from bayesrnn.files import expanded, read_chunks
 
 PIXEL_UNIT = 126.0
 """Pixels are divided by this (Blundell et al. 2015, Section 5.1)."""
@@ -43,7 +43,7 @@ class ImageData:
 
 def load_images(settings: ImageData) -> Labelled:
     """The images, each a flat row of pixels / 126, and their classes."""
-    folder = Path(settings.path).expanduser()
+    folder = expanded(settings.path)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of idx files")

@@ -15,7 +15,7 @@ import torch
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import read_chunks
+from bayesrnn.files import expanded, read_chunks
 
 PADDING = -1
 """Stands after a review's last word; no word has this id."""
@@ -123,7 +123,7 @@ def _encode(reviews: list[Review], settings: ReviewData, vocabulary: Vocabulary)
 
 
 def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
-    folder = Path(settings.path).expanduser()
+    folder = expanded(settings.path)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of reviews")

@@ -17,6 +17,7 @@ from bayesrnn.data.audio import SpeechData, import_soundfile, read_audio, spectr
 from bayesrnn.data.corpora import list_sphinx, list_timit, subfolder
 from bayesrnn.data.vocabulary import BLANK, Vocabulary
 from bayesrnn.errors import UserError
+from bayesrnn.files import expanded
 from bayesrnn.storage import read_folder, write_folder
 
 MANIFEST, TENSORS, KIND = "features.json", "features.safetensors", "speech features"
@@ -43,7 +44,7 @@ class Speech:
 
 def load_speech(settings: SpeechData) -> Speech:
     """The corpus at `settings.path`, from its audio or from features made before."""
-    folder = Path(settings.path).expanduser()
+    folder = expanded(settings.path)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of speech")
@@ -63,7 +64,7 @@ def load_speech(settings: SpeechData) -> Speech:
 def prepare_speech(settings: SpeechData, path: Path) -> int:
     """Write a corpus as features into a folder that `load_speech` reads, with no audio library;
     the number of utterances."""
-    parts, vocabulary = _read_corpus(Path(settings.path).expanduser(), settings)
+    parts, vocabulary = _read_corpus(expanded(settings.path), settings)
     everything = [one for utterances in parts.values() for one in utterances]
     tensors = {
         "features": torch.cat([one.features for one in everything]),

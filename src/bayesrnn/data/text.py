@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import CHUNK_BYTES, open_atomic, read_chunks, sha256
+from bayesrnn.files import CHUNK_BYTES, expanded, open_atomic, read_chunks, sha256
 
 Tokens = Literal["whitespace", "words", "characters"]
 Advance = Callable[[int], None]
@@ -109,7 +109,7 @@ def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = N
     """
     if not isinstance(settings, TextData):
         settings = TextData(str(settings))
-    sources = _find_sources(Path(settings.path).expanduser())
+    sources = _find_sources(expanded(settings.path))
     folder = _cache_folder(settings)
     digest = _digest(sources)
     key = _cache_key(settings, digest, vocabulary)
@@ -325,7 +325,7 @@ def _progress(what: str, sources: Mapping[str, list[Path]]) -> Iterator[Advance]
 
 def _cache_folder(settings: TextData) -> Path:
     if settings.cache:
-        return Path(settings.cache).expanduser()
+        return expanded(settings.cache)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "bayesrnn"
 

@@ -63,7 +63,8 @@ class RiskCoverage:
 
 
 def calibration(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Calibration:
-    """Of probabilities [N, classes] and targets [N].
+    """Of probabilities [N, classes] and targets [N]. The NLL is infinite where that of a target is
+    0: where a small one became 0, `evaluate_labelled` has the NLL from its logarithm.
 
     >>> calibration(torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([0, 0])).ece
     0.25

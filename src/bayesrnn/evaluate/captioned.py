@@ -209,12 +209,12 @@ def rank_captions(uncertainty: Tensor, cider: Tensor) -> Ranking:
 @dataclass(frozen=True)
 class Foreign:
     """Mean uncertainty a word with what does not fit, and how often it is above that of a caption
-    with its own picture (AUROC; 0.5: it tells nothing)."""
+    with its own picture (AUROC; 0.5: it tells nothing). None where there is nothing to read."""
 
-    total: float
-    epistemic: float
-    total_auroc: float
-    epistemic_auroc: float
+    total: float | None
+    epistemic: float | None
+    total_auroc: float | None
+    epistemic_auroc: float | None
 
 
 def foreign_pictures(
@@ -226,8 +226,8 @@ def foreign_pictures(
     watch: Watch | None = None,
 ) -> dict[str, Foreign]:
     """The out-of-distribution check. "wrong picture": each caption of `own` is read with another
-    picture before it. "noise": the numbers of every picture are shuffled, and a caption is made of
-    what is left."""
+    picture before it, where there is one. "noise": the numbers of every picture are shuffled,
+    and a caption is made of what is left."""
     end = vocabulary.index[END]
     random = torch.Generator().manual_seed(seed)
     ids = [vocabulary.encode([word[0] for word in each.words]) for each in own.pictures]
@@ -235,9 +235,10 @@ def foreign_pictures(
     other = torch.empty_like(order)
     other[order] = order.roll(1)  # one large circle: no picture stays where it is
     samples = own.reading_samples
-    wrong = read_again(
-        model, vectors, other.tolist(), ids, end, samples, seed, watch=watch, what="wrong pictures"
-    )
+    wrong: list[TextUncertainty] = []
+    if len(vectors) > 1:
+        rows, what = other.tolist(), "wrong pictures"
+        wrong = read_again(model, vectors, rows, ids, end, samples, seed, watch=watch, what=what)
     places = torch.stack([torch.randperm(vectors.shape[1], generator=random) for _ in vectors])
     noise = vectors.gather(1, places.to(vectors.device))
     names = [each.name for each in own.pictures]
@@ -254,6 +255,9 @@ def foreign_pictures(
 
 
 def _foreign(own: CaptionFile, parts: Mapping[str, list[float]]) -> Foreign:
+    if not parts["total"]:
+        return Foreign(None, None, None, None)
+
     def above(part: str) -> float:
         mine = torch.tensor([getattr(each, part) for each in own.pictures])
         return auroc(mine, torch.tensor(parts[part]))

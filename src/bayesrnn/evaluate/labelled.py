@@ -1,11 +1,10 @@
 """Scores of labelled examples, by the posterior mean or by the average over draws."""
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from bayesrnn.data.labelled import ExampleLoader, Examples
 from bayesrnn.errors import require
 from bayesrnn.evaluate.outputs import Likelihood, Prediction
 from bayesrnn.evaluate.perplexity import evaluating
-from bayesrnn.files import write_atomic
+from bayesrnn.files import write_csv
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,11 @@ def write_predictions(path: Path, examples: Examples, prediction: Prediction) ->
         numbers = [
             [b, *p] for b, p in zip(best, torch.cat([mean, rest], dim=1).tolist(), strict=True)
         ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, *Prediction._fields[1:]])
+    table: list[list[Any]] = [[*columns, *Prediction._fields[1:]]]
     for row, line in zip(rows, numbers, strict=True):
         values = [*row, *line]
-        writer.writerow([f"{v:.7g}" if isinstance(v, float) else v for v in values])
-    write_atomic(path, text.getvalue().encode())
+        table.append([float(f"{v:.7g}") if isinstance(v, float) else v for v in values])
+    write_csv(path, table)
 
 
 def _outputs(

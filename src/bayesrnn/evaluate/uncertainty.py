@@ -5,8 +5,6 @@ together, cut by cut, so that only one cut's probabilities are ever in memory: t
 and the sum over the draws so far.
 """
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +24,7 @@ from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.evaluate.reader import Reader, draw_seeds
-from bayesrnn.files import write_atomic
+from bayesrnn.files import write_atomic, write_csv
 
 WINDOW = 50
 """Tokens a window, where nothing else is said."""
@@ -190,10 +188,7 @@ def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocab
         contents = json.dumps({"columns": columns, "rows": rows}, ensure_ascii=False)
         write_atomic(path, contents.encode())
         return
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerows([columns, *rows])
-    write_atomic(path, table.getvalue().encode())
+    write_csv(path, [columns, *rows])
 
 
 class Sums:

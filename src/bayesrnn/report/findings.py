@@ -30,6 +30,7 @@ from bayesrnn.report.readings import (
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train.run import changed_data, read_metrics, with_data
+from bayesrnn.train.stopping import best_line
 
 READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
 """By the kind of data; all others are labelled."""
@@ -66,9 +67,9 @@ class Findings:
     pruning_score: str
     """What the curve's error is."""
     ratios: NDArray[np.int64] | None
-    """How many weights have a signal to noise in each bin of RATIO_EDGES."""
+    """How many weights have a signal to noise in each bin of RATIO_EDGES; points have none."""
     noisy: float | None
-    """The share of weights below Graves' rule of thumb."""
+    """The share of those below Graves' rule of thumb."""
     matrices: list[Matrix]
     bits_per_weight: float | None
     """None where weights have no description length."""
@@ -89,10 +90,12 @@ class Findings:
     def kept(self) -> dict[str, Any] | None:
         """The figures of the epoch whose model the run has: the last, or the best, which cannot be
         told where lines are lost."""
-        if self.recipe.train.keep == "best" and self.epochs:
-            lost = lost_epochs(self.epochs)
-            return None if lost else min(self.epochs, key=lambda line: line[self.watched])
-        return self.epochs[-1] if self.epochs else None
+        train, best = self.recipe.train, None
+        if train.keep == "best":
+            if lost_epochs(self.epochs):
+                return None
+            best = best_line(self.epochs, self.watched, train.warm_up)
+        return best or (self.epochs[-1] if self.epochs else None)
 
 
 def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
@@ -183,7 +186,9 @@ def _of_weights(model: Bayesian, choices: Choices, watch: Watch) -> dict[str, An
     ratios: NDArray[np.int64] | None = None
     noisy: float | None = None
     if not model.all_points:
-        each = torch.cat([ratio.flatten() for ratio in signal_to_noise(model).values()]).cpu()
+        drawn = [name for name, (_, scale) in model.moments().items() if scale is not None]
+        found_ratios = signal_to_noise(model)
+        each = torch.cat([found_ratios[name].flatten() for name in drawn]).cpu()
         places = each.clamp_min(1e-30).log10().clamp(RATIO_EDGES[0], RATIO_EDGES[-1])
         ratios = np.histogram(places.numpy(), RATIO_EDGES)[0]
         noisy = (each < SAFE_THRESHOLD).double().mean().item()

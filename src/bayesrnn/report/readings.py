@@ -133,7 +133,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         result, mean = evaluate_labelled(model, examples, task.output, count, generator, advance)
         parts = {part: getattr(mean, part).double().mean().item() for part in mean._fields[1:]}
         scores = asdict(calibration(mean.mean.cpu(), targets)) if classes else {}
-        by_draws.append({"samples": count, **result.scores, **parts, **scores})
+        by_draws.append({"samples": count, **parts, **scores, **result.scores})
     diagram = risk = None
     if classes:
         confidence, predicted = mean.mean.cpu().max(dim=1)

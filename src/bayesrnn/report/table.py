@@ -7,6 +7,7 @@ from typing import Any
 from bayesrnn.models import SpeechSettings
 from bayesrnn.report import figures
 from bayesrnn.report.findings import Findings
+from bayesrnn.train.stopping import best_line
 
 Cell = tuple[float | str | None, str]
 """A value and how it is written."""
@@ -125,7 +126,10 @@ def _watched(run: Findings, epoch: int) -> float | None:
 
 def _best(run: Findings) -> float | None:
     key = figures.watched_key(run)
-    return None if key is None else min(line[key] for line in run.epochs)
+    if key is None:
+        return None
+    best = best_line(run.epochs, key, run.recipe.train.warm_up)
+    return None if best is None else best[key]
 
 
 def _score(key: str, samples: int | None = None) -> Callable[[Findings], float | None]:

@@ -20,6 +20,7 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
+from bayesrnn.files import whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe
@@ -481,8 +482,8 @@ class Trainer:
 def located(data: Data) -> Data:
     """With whole paths: a run can be evaluated from any folder."""
     if isinstance(data, CaptionData) and data.features:
-        data = replace(data, features=str(Path(data.features).resolve()))
-    return replace(data, path=str(Path(data.path).resolve()))
+        data = replace(data, features=whole_path(data.features))
+    return replace(data, path=whole_path(data.path))
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

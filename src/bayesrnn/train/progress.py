@@ -39,7 +39,7 @@ class Reporter:
     """Progress of one training, also kept in log.txt."""
 
     def __init__(self, log: Path, total_steps: int, done: int, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        self._console = Console(stderr=True, quiet=quiet, soft_wrap=True, emoji=False)
         self._log = log
         self._total = total_steps
         self._started, self._first = time.monotonic(), done

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bayesrnn.data import CaptionData
 from bayesrnn.errors import UserError
-from bayesrnn.files import write_atomic, writing
+from bayesrnn.files import expanded, to_json, whole_path, write_atomic, writing
 from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train.checkpoint import data_digest
@@ -173,9 +174,13 @@ def epochs_missing(run: Path, recipe: Recipe) -> int:
 
 def with_data(run: Path, recipe: Recipe, data: str) -> Recipe:
     """A run's recipe with its data read from `data`, where that is given; refused where there is
-    nothing."""
-    recipe = replace(recipe, data=replace(recipe.data, path=data)) if data else recipe
-    if Path(recipe.data.path).expanduser().exists():
+    nothing. Features of pictures that are no longer where they were are then looked for there."""
+    if data:
+        given = replace(recipe.data, path=whole_path(data))
+        if isinstance(given, CaptionData) and not expanded(given.features).exists():
+            given = replace(given, features="")
+        recipe = replace(recipe, data=given)
+    if expanded(recipe.data.path).exists():
         return recipe
     if data:
         raise UserError(f"{data} does not exist; give with --data where the data are")
@@ -223,7 +228,7 @@ class MetricsLog:
 
     def write(self, line: Mapping[str, Any]) -> None:
         with writing(self._path):
-            self._file.write((json.dumps(line) + "\n").encode())
+            self._file.write((to_json(line) + "\n").encode())
             self._file.flush()
         if self._board is not None:
             for key, value in line.items():

@@ -1,6 +1,7 @@
 """Which epoch was the best, and whether there is still progress."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -39,3 +40,23 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def best_line(
+    epochs: Sequence[dict[str, Any]], watched: str, warm_up: int
+) -> dict[str, Any] | None:
+    """The figures of the epoch in which the watched one was lowest, as a training takes it: epochs
+    of the warm-up and figures that are undefined do not count. None where none is left.
+
+    >>> lines = [{"epoch": 1, "nll": 1.0}, {"epoch": 2, "nll": 3.0}, {"epoch": 3, "nll": 2.0}]
+    >>> best_line(lines, "nll", warm_up=1)
+    {'epoch': 3, 'nll': 2.0}
+    """
+    later = [line for line in epochs if line["epoch"] > warm_up and line[watched] is not None]
+    finite = [line for line in later if math.isfinite(line[watched])]
+    return min(finite, key=lambda line: line[watched], default=None)
+
+
+def line_of(epochs: Sequence[dict[str, Any]], epoch: int | None) -> dict[str, Any]:
+    """The figures of one epoch; empty where its line was lost."""
+    return next((line for line in epochs if line["epoch"] == epoch), {})
