@@ -760,6 +760,11 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     twice = cli("evaluate", run, "--sharpened", "--look", found["look"], "--looks", 2, "--json")
     assert (found["looks"], json.loads(twice.out)["looks"]) == (1, 2)
     assert json.loads(twice.out)["bound"] != found["bound"]
+    weighed = cli("evaluate", run, "--sharpened", "--look", found["look"], "--samples", 4, "--json")
+    tighter = json.loads(weighed.out)
+    assert (found["draws"], tighter["draws"], tighter["around"]) == (1, 4, "mean")
+    assert tighter["kl"] == pytest.approx(found["kl"], rel=0.2)  # the states are other ones
+    assert tighter["bound"] < tighter["nll"] + tighter["kl"]
     assert "looks tried" in cli("evaluate", run, "--sharpened", "--look", "search").out
     assert "let it look with --look" in cli("evaluate", run, "--sharpened").err
     for flags, message in (

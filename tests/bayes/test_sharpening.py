@@ -237,6 +237,67 @@ def test_the_bound_is_above_what_it_bounds() -> None:
     assert found[0.2][0] < truth.item() + 0.1  # and comes near
 
 
+def test_draws_weighed_by_importance_close_the_gap_to_what_is_bounded() -> None:
+    """The same integral, by a look that is too short: one draw leaves a gap, many leave none, and
+    none of them goes below."""
+    x = torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
+    y = torch.tensor([[0.5], [1.5], [-0.2]], dtype=torch.float64)
+    sigma0, phi = 0.5, 0.1
+    grid = torch.linspace(-6, 6, 200_001, dtype=torch.float64)
+    nll = 0.5 * (grid[:, None] * x.T - y.T).square().sum(dim=1)
+    prior = torch.distributions.Normal(phi, sigma0).log_prob(grid)
+    truth = (-torch.logsumexp(prior - nll, dim=0) - math.log(grid[1] - grid[0])).item()
+    posterior = br.Sharpened(0.2, sigma0=sigma0, eta=0.05, clip=0.0)
+    model = br.bayesianize(nn.Linear(1, 1, bias=False).double(), posterior, br.Normal())
+    with torch.no_grad():
+        model.blocks[0].loc[:1] = phi
+    torch.manual_seed(3)
+    bounds: dict[int, list[float]] = {1: [], 4: [], 64: []}
+    with model.weights("sample"), torch.no_grad():
+        model.resample(lambda: 0.5 * (model(x) - y).square().sum() / 3, around="mean")
+        for draws, found in bounds.items():
+            for _ in range(400):
+                log_w = []
+                for _ in range(draws):
+                    model.redraw_look()
+                    loss = 0.5 * (model(x) - y).square().sum()
+                    log_w.append(-loss - model.local_log_ratio())
+                found.append(math.log(draws) - torch.stack(log_w).logsumexp(0).item())
+    mean = {draws: float(np.mean(found)) for draws, found in bounds.items()}
+    error = {draws: float(np.std(found)) / 20 for draws, found in bounds.items()}
+    assert mean[1] - truth > 0.1
+    assert mean[4] < mean[1] - 3 * error[1]
+    assert mean[64] < truth + 0.02
+    for draws in bounds:
+        assert mean[draws] > truth - 3 * error[draws]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_draws_log_ratio_is_that_of_two_normals(relative: bool) -> None:
+    x, y, _ = data()
+    posterior = br.Sharpened(0.1, sigma0=0.3, eta=0.7, clip=0.0, relative=relative)
+    model = br.bayesianize(Net().double(), posterior, br.Normal())
+    with model.weights("sample"):
+        model.resample(nll=lambda: losses(model, x, y).mean())
+        expected = torch.zeros((), dtype=torch.float64)
+        for block in model.blocks:
+            noise, parameters = block.noise, block.spread(block.parameters_by_name)
+            phi = block.posterior.draw(parameters, {"eps": noise["eps"]})
+            theta = block.posterior.draw(parameters, noise)
+            unit = block.posterior.std(parameters) if relative else 1.0
+            q, p = (
+                torch.distributions.Normal(centre, 0.3 * unit * torch.ones_like(phi))
+                for centre in (phi - 0.7 * unit**2 * noise["gradient"], phi)
+            )
+            expected += (q.log_prob(theta) - p.log_prob(theta)).sum().detach()
+        assert model.local_log_ratio().item() == pytest.approx(expected.item(), rel=1e-9)
+        before = model.local_kl().item()
+        first = weights(model)
+        model.redraw_look()
+        assert model.local_kl().item() == before  # the same look
+        assert any(not torch.equal(first[name], one) for name, one in weights(model).items())
+
+
 def test_it_looks_only_when_it_may() -> None:
     model, x = model_of(), data()[0]
     with pytest.raises(RuntimeError, match=r"resample\(nll="):
@@ -308,6 +369,44 @@ def test_a_sharpened_run_trains_resumes_and_has_a_bound(tmp_path: Path) -> None:
     assert bound.bound == pytest.approx(bound.nll + bound.kl)
     assert bound.kl > 0
     assert (bound.streams, bound.unroll, bound.tokens) == (4, 5, 400)
+
+
+def test_the_bound_by_several_draws_is_that_of_a_plain_loop() -> None:
+    torch.manual_seed(1)
+    net = br.LanguageModel(20, 4, 5, 1, init=0.5).double()
+    model = br.bayesianize(net, br.Sharpened(0.05, sigma0=0.5, eta=0.5, clip=0.0))
+    loader = StreamLoader(np.arange(81) * 7 % 20, 4, 5)
+    found = evaluate_sharpened(model, loader, generator=torch.Generator().manual_seed(3), draws=6)
+    generator = torch.Generator().manual_seed(3)
+    total, nlls, state = 0.0, [], None
+    with model.eval().weights("sample"), torch.no_grad():
+        for batch in loader:
+
+            def loss() -> torch.Tensor:
+                logits, _ = model(batch.x, state)  # noqa: B023
+                return nn.functional.cross_entropy(
+                    logits.flatten(0, 1),
+                    batch.y.flatten(),  # noqa: B023
+                    reduction="sum",
+                )
+
+            model.resample(lambda: loss() / 4, generator, "mean")
+            _, after = model(batch.x, state)
+            ratios, weighed = [], []
+            for draw in range(6):
+                if draw:
+                    model.redraw_look(generator)
+                nlls.append(loss().item())
+                ratios.append(model.local_log_ratio().item())
+                weighed.append(math.exp(-nlls[-1] - ratios[-1]))
+            total += model.local_kl().item() - np.mean(ratios) - math.log(np.mean(weighed))
+            state = after
+    assert found.draws == 6
+    assert found.bound == pytest.approx(total / 80, rel=1e-9)
+    assert found.nll == pytest.approx(np.sum(nlls) / 6 / 80, rel=1e-9)
+    assert found.bound < found.nll + found.kl
+    with pytest.raises(Invalid, match="draws must be at least 1, got 0"):
+        evaluate_sharpened(model, loader, draws=0)
 
 
 def test_a_look_that_moves_nothing_leaves_dynamic_evaluation() -> None:

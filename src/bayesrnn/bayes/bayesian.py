@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesrnn.bayes.binding import Binding, Slot, beside_if_late
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.charge import Charge, state_of
-from bayesrnn.bayes.gradients import draw_of, kl_of, lay, local_kl_of
+from bayesrnn.bayes.gradients import draw_of, kl_of, lay, local_kl_of, local_log_ratio_of
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import (
@@ -248,6 +248,14 @@ class Bayesian(nn.Module):
             noise = {block: block.noise for block in looking if block.noise is not None}
             self._look = Look(nll, factor, noise)
 
+    def redraw_look(self, generator: torch.Generator | None = None) -> None:
+        """Another theta of the present look: the same phi and the same step, other noise around
+        (`evaluate_sharpened` weighs several)."""
+        for block in self.each_block():
+            if block.posterior.looks_at_data and block.noise is not None:
+                drawn = block.posterior.look_noise(block.noise, generator)
+                block.noise = {name: block.kept(tensor) for name, tensor in drawn.items()}
+
     def _gradients_at(
         self, leaves: Leaves, nll: Callable[[], Tensor], others: Sequence[Tensor] = ()
     ) -> tuple[Gradients, list[Tensor | None]]:
@@ -302,13 +310,20 @@ class Bayesian(nn.Module):
             )
         self.fit_priors()
         terms = [kl_of(block, self.hyper(block), estimator) for block in self.each_block()]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+        return _total(terms)
 
     def local_kl(self) -> Tensor | None:
         """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
         where no posterior looks."""
         terms = [local_kl_of(b) for b in self.each_block() if b.posterior.looks_at_data]
-        return torch.stack([term.to(terms[0].device) for term in terms]).sum() if terms else None
+        return _total(terms) if terms else None
+
+    def local_log_ratio(self) -> Tensor | None:
+        """log q(theta | phi, batch) - log p(theta | phi) at the present draw, whose expectation
+        `local_kl` is: what draws are weighed by (`evaluate_sharpened`); None where no posterior
+        looks."""
+        terms = [local_log_ratio_of(b) for b in self.each_block() if b.posterior.looks_at_data]
+        return _total(terms) if terms else None
 
     def fit_priors(self) -> None:
         """Move every prior parameter set to "fit" to its optimum (`kl` does this by itself)."""
@@ -477,6 +492,11 @@ class Bayesian(nn.Module):
         has the draw that was held.)"""
         apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
         return {**self.__dict__, **apart}
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    """Of blocks that may be on several devices, on the first one's."""
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 def check_bayesian(model: object) -> None:

@@ -63,6 +63,18 @@ def local_kl_of(block: Block) -> Tensor:
     return Local.apply(block, *block.parameters_by_name.values())
 
 
+@torch.no_grad()
+def local_log_ratio_of(block: Block) -> Tensor:
+    """log q - log p of what this draw has seen of the batch, summed in double."""
+    assert block.noise is not None
+    parameters, posterior = block.parameters_by_name, block.posterior
+    terms = [
+        posterior.local_log_ratio(given, noise).double()
+        for _, given, noise in block.cut(parameters, block.noise)
+    ]
+    return torch.stack(terms).sum()
+
+
 class DrawTheta(torch.autograd.Function):
     """theta = posterior.draw(...), a tensor a weight; its gradient is the posterior's, and a
     charged KL's with it."""

@@ -153,6 +153,10 @@ class Posterior(ABC):
         """The part of the KL that every batch is charged in full (sharpening), summed."""
         return parameters["loc"].new_zeros(())
 
+    def local_log_ratio(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """log q - log p of this very draw, whose expectation `local_kl` is, summed."""
+        return self.local_kl(parameters, noise)
+
     def pull_local(self, parameters: Tensors, noise: Tensors, local: float) -> Tensor | None:
         """`local` times the gradient of `local_kl` with respect to the scale; None where there is
         none."""

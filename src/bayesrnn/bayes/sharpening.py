@@ -132,8 +132,19 @@ class Sharpened(Gaussian):
         """KL[q(theta | phi, batch) || p(theta | phi)] of two Gaussians of one width, exact."""
         if "gradient" not in noise:
             return super().local_kl(parameters, noise)
-        step = self.rate(parameters) * noise["gradient"]
-        return (step / self.width(parameters)).square().sum() / 2
+        return self._steps(parameters, noise).square().sum() / 2
+
+    def local_log_ratio(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """log N(theta | phi - eta g, sigma0^2) - log N(theta | phi, sigma0^2): with a = eta g /
+        sigma0 that is a^2 / 2 - a eps0."""
+        if "gradient" not in noise:
+            return super().local_log_ratio(parameters, noise)
+        steps = self._steps(parameters, noise)
+        return (steps * (steps / 2 - noise["eps0"])).sum()
+
+    def _steps(self, parameters: Tensors, noise: Tensors) -> Tensor:
+        """How far the look has moved each weight, in units of its sigma0."""
+        return self.rate(parameters) * noise["gradient"] / self.width(parameters)
 
     def pull_local(self, parameters: Tensors, noise: Tensors, local: float) -> Tensor | None:
         """With `relative` the KL is (eta sigma g)^2 / (2 sigma0^2)."""

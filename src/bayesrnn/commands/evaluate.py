@@ -48,7 +48,12 @@ def evaluate(
         Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="How many draws (default 10 with --weights sample).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many draws (default 10 with --weights sample); with --sharpened: of each "
+            "cut, weighed by importance, for a tighter bound (default and paper: 1).",
+        ),
     ] = None,
     streams: Annotated[
         int, typer.Option(min=1, help="Read a text as this many streams; 1 is exact.")
@@ -135,7 +140,7 @@ def evaluate(
     )
     rate = None if dynamic is None else rate_of(dynamic)
     width = None if look is None else width_of(look)
-    drawn = weights == "sample" or samples is not None
+    drawn = weights == "sample" or (samples is not None and not sharpened)
     count = (samples or 10) if drawn else 0
     check_file(predictions)
     place = choose_device(device, "--device")
@@ -158,8 +163,10 @@ def evaluate(
             scores = _labelled(model, task, split, count, generator, predictions, watch)
         elif sharpened:
             assert rate != "search"
-            of_looks = (drawn, width, look_at or LOOK_AT, looks, rate or 0.0, by_variance)
-            scores = sharpened_bound(model, task, split, *of_looks, seed, watch)
+            of_looks = (drawn, width, look_at or LOOK_AT, looks, samples or 1)
+            scores = sharpened_bound(
+                model, task, split, *of_looks, rate or 0.0, by_variance, seed, watch
+            )
         elif rate is not None:
             unroll = segment or recipe.train.unroll
             scores = dynamic_text(model, task, split, streams, unroll, rate, by_variance, watch)
@@ -201,10 +208,10 @@ def _check(
     if by_variance and dynamic is None:
         raise typer.BadParameter("--by-variance is of --dynamic; give that too")
     if sharpened:
-        if samples is not None or segment is not None or streams != 1 or dynamic == "search":
+        if segment is not None or streams != 1 or dynamic == "search":
             raise typer.BadParameter(
-                "--sharpened reads the text in the shape of the training: leave out --segment, "
-                "--samples and --streams; with it, --dynamic takes a rate, and no search"
+                "--sharpened reads the text in the shape of the training: leave out --segment and "
+                "--streams; with it, --dynamic takes a rate, and no search"
             )
         return
     if look is not None:

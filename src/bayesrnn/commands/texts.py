@@ -66,13 +66,15 @@ def sharpened_bound(
     look: OrSearch | None,
     look_at: str,
     looks: int,
+    draws: int,
     rate: float,
     by_variance: bool,
     seed: int,
     watch: Watch,
 ) -> dict[str, Any]:
     """A sharpened model's bound, phi at its mean or `drawn`, with the looks of the training (None)
-    or of another width, `looks` at each cut, and the widths tried if there was a search."""
+    or of another width, `looks` at each cut and `draws` around them, and the widths tried if there
+    was a search."""
     shape = task.batches.streams, task.batches.unroll
     loader = task.stream(split, *shape, key="train.streams")
     generator = torch.Generator(task.device).manual_seed(seed)
@@ -83,15 +85,15 @@ def sharpened_bound(
     if look == "search":
         valid = task.stream("valid", *shape, key="train.streams")
         advance = watch("trying looks on valid", valid.targets * len(WIDTHS))
-        search = search_look(model, valid, look_at, WIDTHS, seed, advance, looks)
+        search = search_look(model, valid, look_at, WIDTHS, seed, advance, looks, draws)
         look, tried = search.look, {"search": [asdict(trial) for trial in search.tried]}
     if look is not None:
         model = looking(model, look_at, look, task.batches.streams)
         chosen = {"look": look, "look_at": look_at}
     advance = watch(f"reading {split}", loader.targets)
     around: Literal["mean", "draw"] = "draw" if drawn else "mean"
-    learning = (rate, by_variance)
-    found = evaluate_sharpened(model, loader, around, generator, advance, *learning, looks)
+    how = (rate, by_variance, looks, draws)
+    found = evaluate_sharpened(model, loader, around, generator, advance, *how)
     return {**chosen, **asdict(found), **tried}
 
 

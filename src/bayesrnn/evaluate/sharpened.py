@@ -5,10 +5,16 @@ upper bound on -E log of the integral of p(x | theta) N(theta | phi, sigma0^2), 
 the network at its mean. What a look is worth depends on how much is looked at, so the shape
 (streams and steps of a cut) belongs to the number; it should be that of training.
 
+With several draws of theta a cut, which is not in the paper, they are weighed by importance (Burda
+et al. 2016): -log of the mean over draws of p(x | theta) p(theta | phi) / q(theta | phi, x) is, in
+expectation, a bound too, and the tighter the more draws there are. What the draws' log q - log p
+differ from the KL, their expectation, is taken off again; by one draw that leaves eq. 17.
+
 With a rate it is dynamic: once a cut is scored, the mean of q(phi) learns from it, as in
 `dynamic.py`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,8 +23,8 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian, sharpen
-from bayesrnn.data.batching import StreamLoader
-from bayesrnn.errors import UserError
+from bayesrnn.data.batching import Batch, StreamLoader
+from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner
 from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
@@ -26,16 +32,18 @@ from bayesrnn.models.language import State, detach
 
 @dataclass(frozen=True)
 class Bound:
-    """In nats a token: `nll` under the sharpened weights, `kl` of the looks, their sum `bound`, and
-    its exponential; over `tokens` predictions in cuts of `streams` by `unroll`, each looked at
-    `looks` times, after which the mean moved by `rate` (0: it stayed), each weight alike or by its
-    variance."""
+    """In nats a token: `nll` under the sharpened weights, `kl` of the looks, the `bound`, and its
+    exponential; over `tokens` predictions in cuts of `streams` by `unroll`, each looked at `looks`
+    times, after which the mean moved by `rate` (0: it stayed), each weight alike or by its
+    variance. By one draw a cut the bound is nll + kl; by more it is lower, and nll an average over
+    the `draws`."""
 
     tokens: int
     streams: int
     unroll: int
     around: str
     looks: int
+    draws: int
     rate: float
     by_variance: bool
     nll: float
@@ -84,6 +92,7 @@ def search_look(
     seed: int = 1,
     advance: Callable[[int], None] | None = None,
     looks: int = 1,
+    draws: int = 1,
 ) -> LookSearch:
     """Try each width on this text (the validation text, say) and choose the one with the lowest
     bound. `advance` is told of all the targets of every width."""
@@ -91,7 +100,9 @@ def search_look(
     for look in widths:
         generator = torch.Generator(loader.device).manual_seed(seed)
         one = looking(model, where, look, loader.streams)
-        found = evaluate_sharpened(one, loader, "mean", generator, advance, looks=looks)
+        found = evaluate_sharpened(
+            one, loader, "mean", generator, advance, looks=looks, draws=draws
+        )
         tried.append(LookTrial(look, found.bound, found.perplexity))
     return LookSearch(min(tried, key=lambda trial: trial.bound).look, tuple(tried))
 
@@ -105,15 +116,18 @@ def evaluate_sharpened(
     rate: float = 0.0,
     by_variance: bool = False,
     looks: int = 1,
+    draws: int = 1,
 ) -> Bound:
     """Score every target of the loader once, each cut by weights that have looked at it (several
-    times, if so wanted: `Bayesian.resample`).
+    times, if so wanted: `Bayesian.resample`); by several `draws` of them around the same look, if
+    so wanted, all from the state that the first draw has left after the cut before.
 
     phi is the mean of q(phi), or drawn from it anew for every cut; dropout masks, if there are any,
     are drawn in both. `advance` is told the number of targets after every cut. With a `rate` above
     0 the mean of a copy learns from each cut once that is scored and paid for: still a bound, since
     what a cut is scored with depends on earlier cuts and on its own look alone.
     """
+    require((draws >= 1, "draws", f"must be at least 1, got {draws}"))
     if not any(block.posterior.looks_at_data for block in model.each_block()):
         raise UserError(
             "the model is not sharpened, so there is no bound to compute: let it look with --look, "
@@ -122,7 +136,7 @@ def evaluate_sharpened(
     learner = Learner(model, rate, by_variance=by_variance) if rate > 0 else None
     model = model if learner is None else learner.model
     carried: Sequence[Tensor] = ()  # the state of the mean, which learns
-    nll, kl = torch.zeros(2, dtype=torch.float64, device=loader.device).unbind()
+    nll, kl, bound = torch.zeros(3, dtype=torch.float64, device=loader.device).unbind()
     state: State | None = None
     count = 0
     for number, batch in enumerate(loader.whole(advance)):
@@ -133,30 +147,57 @@ def evaluate_sharpened(
                 return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
 
             model.resample(mean_loss, generator, around, looks)
-            logits, after = model(batch.x, state)
-            nll += token_losses(logits, batch.y).double().sum()
             paid = model.local_kl()
             assert paid is not None
+            losses, log_ratios, after = _draws(model, batch, state, draws, generator)
+            nll += losses.mean()
             kl += paid
+            weighed = math.log(draws) - torch.logsumexp(-losses - log_ratios, dim=0)
+            bound += weighed + paid - log_ratios.mean()  # of expectation 0: less noise
             state = detach(after)
         if learner is not None:
             with torch.enable_grad():
                 _, *carried = learner(batch.x, batch.y, *carried)
             count += batch.targets
             if number % LOOK_SEGMENTS == 0 or count == loader.targets:
-                learner.check((nll + kl).item() / count, count, loader.targets)
+                learner.check(bound.item() / count, count, loader.targets)
     tokens = loader.targets
-    bound = (nll + kl).item() / tokens
+    each = bound.item() / tokens
     return Bound(
         tokens,
         loader.streams,
         loader.unroll,
         around,
         looks,
+        draws,
         rate,
         by_variance,
         nll.item() / tokens,
         kl.item() / tokens,
-        bound,
-        perplexity_of(bound),
+        each,
+        perplexity_of(each),
     )
+
+
+def _draws(
+    model: Bayesian,
+    batch: Batch,
+    state: State | None,
+    draws: int,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor, State]:
+    """Of the present draw and further ones around the same look: each one's loss of the cut and its
+    log q - log p; and the state that the first one leaves."""
+    losses, log_ratios = [], []
+    first: State | None = None
+    for number in range(draws):
+        if number > 0:
+            model.redraw_look(generator)
+        logits, after = model(batch.x, state)
+        ratio = model.local_log_ratio()
+        assert ratio is not None
+        losses.append(token_losses(logits, batch.y).double().sum())
+        log_ratios.append(ratio)
+        first = after if number == 0 else first
+    assert first is not None
+    return torch.stack(losses), torch.stack(log_ratios), first
