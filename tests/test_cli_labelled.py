@@ -101,6 +101,11 @@ def test_evaluate_writes_how_sure_it_is_of_each_example(
         assert all(float(line["epistemic"]) > 0 for line in lines)
         squares = [(float(line["predicted"]) - float(line["target"])) ** 2 for line in lines]
         assert figures["rmse"] == pytest.approx((sum(squares) / len(lines)) ** 0.5, rel=1e-4)
+        read = [[float(line[key]) for key in ("lower", "target", "upper")] for line in lines]
+        assert all(lower < upper for lower, _, upper in read)
+        doubt = json.loads(cli("uncertainty", finished(kind), "--samples", 5, "--json").out)
+        held = sum(lower <= target <= upper for lower, target, upper in read) / len(lines)
+        assert doubt["by_draws"][0]["coverage_90"] == pytest.approx(held)
     else:
         wrong = sum(line["predicted"] != line["target"] for line in lines)
         assert figures["error_percent"] == pytest.approx(100 * wrong / len(lines))

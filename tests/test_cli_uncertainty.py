@@ -208,13 +208,32 @@ def test_the_loss_of_a_class_is_finite_where_its_probability_is_0(cli: Cli, tmp_
     assert 100 < line["nll"] == evaluated["nll"] < math.inf
 
 
-def test_numbers_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
-    loop.train(review_recipe(tmp_path), tmp_path / "run", quiet=True)
-    code, _, err = cli("uncertainty", tmp_path / "run")
-    assert code == 1
-    assert err == (
-        f"error: {tmp_path / 'run'} predicts numbers; this command is for text and for classes\n"
-    )
+def test_numbers_have_variances_and_calibration(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loop.train(review_recipe(tmp_path), run, quiet=True)
+    found = figures_of(cli, run, "--samples", "0,3", "--seed", 5)
+    assert (found["split"], found["examples"]) == ("test", 22)
+    for line, count in zip(found["by_draws"], (0, 3), strict=True):
+        assert (line["samples"], line["predictions"]) == (count, 22)
+        assert line["total"] == pytest.approx(line["aleatoric"] + line["epistemic"], rel=1e-5)
+        draws = ("--samples", count, "--seed", 5) if count else ()
+        evaluated = json.loads(cli("evaluate", run, *draws, "--json").out)
+        assert line["nll"] == pytest.approx(evaluated["nll"], rel=1e-5)
+        assert line["rmse"] == pytest.approx(evaluated["rmse"], rel=1e-5)
+        assert 0 < line["crps"] < line["rmse"]
+        assert 0 <= line["coverage_50"] <= line["coverage_90"] <= 1
+        assert 0 < line["calibration_error"] <= 0.5
+    mean, draws = found["by_draws"]
+    assert mean["epistemic"] == 0 < draws["epistemic"]
+    scale = mean["aleatoric"] ** 0.5  # one for all reviews
+    assert mean["width_90"] == pytest.approx(2 * 1.6448536 * scale, rel=1e-5)
+    code, out, err = cli("uncertainty", run)
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("variances", "crps", "coverage 90", "calibration error"))
+    assert "entropies" not in out
+    code, _, err = cli("uncertainty", run, "--bins", 5)
+    assert code == 2
+    assert "--bins is of classes" in err
 
 
 def test_what_is_not_finite_is_null_in_json(cli: Cli, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from torch import Tensor, nn
 
 from bayesrnn import Categorical, ExampleLoader, Examples, Gaussian, bayesianize
 from bayesrnn.bayes import Bayesian
-from bayesrnn.evaluate import evaluate_labelled, outputs, predict, write_predictions
+from bayesrnn.evaluate import (
+    NormalMixture,
+    calibration_of_numbers,
+    evaluate_labelled,
+    labelled_uncertainty,
+    outputs,
+    predict,
+    write_predictions,
+)
+from bayesrnn.evaluate.calibration import calibration
 
 
 def test_the_loss_of_a_class_is_the_distributions() -> None:
@@ -118,6 +128,39 @@ def test_ratings_are_averaged_as_a_mixture_of_normals() -> None:
     variance = raw[..., 0].var(dim=0, unbiased=False)
     assert torch.allclose(prediction.epistemic, variance, atol=1e-5)
     assert torch.allclose(prediction.aleatoric, scale.square().mean(dim=0), atol=1e-5)
+    assert result.mixture is not None
+    assert torch.allclose(result.mixture.means, raw[..., 0], atol=1e-6)
+    assert torch.allclose(result.mixture.scales, scale, atol=1e-6)
+    assert result.mixture.nll(y).mean().item() == pytest.approx(result.scores["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [0, 4])
+def test_the_uncertainty_of_numbers_is_variances_and_the_calibration_of_the_mixture(
+    samples: int,
+) -> None:
+    model, classes = noisy_model(2)
+    y = torch.randn(23)
+    loader = ExampleLoader(Examples(classes.x, y, classes.names), 10)
+    result, prediction = evaluate_labelled(model, loader, outputs.Normal(), samples)
+    assert result.mixture is not None
+    assert result.mixture.means.shape == (max(samples, 1), 23)
+    line = labelled_uncertainty(result, prediction, y)
+    assert line["samples"] == samples
+    assert line["epistemic"] == pytest.approx(
+        result.mixture.means.var(dim=0, correction=0).mean().item(), rel=1e-4, abs=1e-9
+    )
+    assert line["total"] == pytest.approx(line["aleatoric"] + line["epistemic"], rel=1e-5)
+    expected = asdict(calibration_of_numbers(result.mixture, y))
+    assert {key: line[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert line["rmse"] == pytest.approx(result.scores["rmse"], rel=1e-5)
+
+
+def test_classes_have_no_mixture() -> None:
+    model, examples = noisy_model(4)
+    result, prediction = evaluate_labelled(model, ExampleLoader(examples, 10), Categorical(), 3)
+    assert result.mixture is None
+    line = labelled_uncertainty(result, prediction, examples.y)
+    assert line["ece"] == calibration(prediction.mean, examples.y).ece
 
 
 @pytest.mark.parametrize("output", [Categorical(), outputs.Normal()])
@@ -126,8 +169,8 @@ def test_predictions_are_written_a_line_an_example(
 ) -> None:
     model, examples = noisy_model(2)
     loader = ExampleLoader(examples, 10)
-    _, prediction = evaluate_labelled(model, loader, output, samples=4)
-    write_predictions(tmp_path / "all.csv", examples, prediction)
+    result, prediction = evaluate_labelled(model, loader, output, samples=4)
+    write_predictions(tmp_path / "all.csv", examples, prediction, result.mixture)
     with (tmp_path / "all.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["example"] for line in lines] == examples.names
@@ -141,3 +184,8 @@ def test_predictions_are_written_a_line_an_example(
             assert int(line["predicted"]) == int(p[1] > p[0])
         else:
             assert float(line["predicted"]) == pytest.approx(prediction.mean[i].item())
+            assert result.mixture is not None
+            each = NormalMixture(result.mixture.means[:, i], result.mixture.scales[:, i])
+            ends = [float(line["lower"]), float(line["upper"])]
+            found = [each.cdf(torch.tensor(end)).item() for end in ends]
+            assert found == pytest.approx([0.05, 0.95], abs=1e-6)

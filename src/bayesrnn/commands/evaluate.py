@@ -285,7 +285,7 @@ def _labelled(
     advance = watch(f"reading {split}", examples.targets * max(count, 1))
     found, prediction = evaluate_labelled(model, examples, task.output, count, generator, advance)
     if predictions is not None:
-        write_predictions(predictions, task.data.splits[split], prediction)
+        write_predictions(predictions, task.data.splits[split], prediction, found.mixture)
     return {
         "examples": found.examples,
         "samples": count,

@@ -37,18 +37,19 @@ from bayesrnn.data import (
 )
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import (
-    Categorical,
     TextUncertainty,
     detect,
     entropy_gap,
     evaluate_labelled,
+    labelled_uncertainty,
     reversed_text,
     shuffled_text,
     text_uncertainty,
     unigram_entropy,
     write_tokens,
 )
-from bayesrnn.evaluate.calibration import BINS, calibration
+from bayesrnn.evaluate.calibration import BINS
+from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
@@ -96,8 +97,9 @@ def uncertainty(
     """What a run's model does not know.
 
     Of a text: entropy, its aleatoric and epistemic parts, and calibration; the entropy gap, and
-    whether other texts stand out. Of images and reviews: the means and calibration. Of captions:
-    whether unsure ones are bad ones, and whether a wrong picture or noise makes it less sure.
+    whether other texts stand out. Of images and reviews: the means and calibration; of ratings the
+    variances, and how many fall within intervals. Of captions: whether unsure ones are bad ones,
+    and whether a wrong picture or noise makes it less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
@@ -164,7 +166,7 @@ class Found(NamedTuple):
     texts are told apart, and every token's figures."""
 
     what: str
-    unit: str
+    measure: str
     figures: dict[str, Any]
     by_draws: list[dict[str, Any]]
     detection: list[dict[str, Any]] | None = None
@@ -178,7 +180,7 @@ def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
         show({**figures, "by_draws": found.by_draws, **more}, found.what, True)
         return
     show(figures, found.what, False)
-    columns(found.by_draws, f"by the number of draws (0: the mean); entropies in nats {found.unit}")
+    columns(found.by_draws, f"by the number of draws (0: the mean); {found.measure}")
     if found.detection:
         keys = ("entropy_auroc", "entropy_aupr", "information_auroc", "information_aupr")
         heads = ("other text", "draws", *(key.replace("_", "\n") for key in keys))
@@ -249,7 +251,9 @@ def _text(
         for count in here
     ]
     figures = {"text": loaders["text"].name, "tokens": loaders["text"].targets}
-    return Found("text", "a token", figures, by_draws, detections, list(here.values()))
+    return Found(
+        "text", "entropies in nats a token", figures, by_draws, detections, list(here.values())
+    )
 
 
 def _captions(
@@ -258,7 +262,7 @@ def _captions(
     """`uncertainty` of captions."""
     by_draws = [uncertainty_of_run(model, task, split, count, seed, watch) for count in counts]
     figures = {"split": split, "pictures": len(task.pictures(split))}
-    return Found("captions", "a word", figures, by_draws)
+    return Found("captions", "entropies in nats a word", figures, by_draws)
 
 
 def _labelled(
@@ -272,8 +276,9 @@ def _labelled(
     watch: Watch,
 ) -> Found:
     """`uncertainty` of images or reviews: the same draws for every count, as far as they go."""
-    if not isinstance(task.output, Categorical):
-        raise UserError(f"{run} predicts numbers; this command is for text and for classes")
+    numbers = isinstance(task.output, Normal)
+    if numbers and bins != BINS:
+        raise typer.BadParameter(f"--bins is of classes, and {run} predicts numbers; leave it out")
     examples = task.examples(split)
     targets = task.data.splits[split].y
     by_draws: list[dict[str, Any]] = []
@@ -281,12 +286,10 @@ def _labelled(
         generator = torch.Generator(task.device).manual_seed(seed)
         advance = watch(f"reading {split}", examples.targets * max(count, 1))
         result, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
-        parts = ("total", "aleatoric", "epistemic")
-        means = {part: getattr(found, part).double().mean().item() for part in parts}
-        scores = asdict(calibration(found.mean.cpu(), targets.cpu(), bins))
-        by_draws.append({"samples": count, **means, **scores, "nll": result.scores["nll"]})
+        by_draws.append(labelled_uncertainty(result, found, targets, bins))
     figures = {"split": split, "examples": examples.targets}
-    return Found(task.unit, "an example", figures, by_draws)
+    measure = "uncertainties are variances" if numbers else "entropies in nats an example"
+    return Found(task.unit, measure, figures, by_draws)
 
 
 def _scores(text: TextUncertainty, bins: int) -> dict[str, Any]:

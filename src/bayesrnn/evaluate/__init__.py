@@ -21,11 +21,19 @@ from bayesrnn.evaluate.dynamic import (
     search_rate,
 )
 from bayesrnn.evaluate.generation import generate, generate_text
+from bayesrnn.evaluate.intervals import (
+    Coverage,
+    NumberCalibration,
+    calibration_of_numbers,
+    coverage,
+)
 from bayesrnn.evaluate.labelled import (
     LabelledEvaluation,
     evaluate_labelled,
+    labelled_uncertainty,
     write_predictions,
 )
+from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
@@ -56,12 +64,15 @@ __all__ = [
     "CaptionEvaluation",
     "CaptionFile",
     "Categorical",
+    "Coverage",
     "Decoding",
     "Detection",
     "DynamicEvaluation",
     "EntropyGap",
     "Evaluation",
     "LabelledEvaluation",
+    "NormalMixture",
+    "NumberCalibration",
     "Prediction",
     "RateSearch",
     "Reliability",
@@ -72,10 +83,12 @@ __all__ = [
     "Trial",
     "aupr",
     "auroc",
+    "calibration_of_numbers",
     "calibration_of_top",
     "caption_pictures",
     "caption_uncertainty",
     "classwise_error",
+    "coverage",
     "decode_captions",
     "detect",
     "dynamic_evaluate",
@@ -86,6 +99,7 @@ __all__ = [
     "evaluate_text",
     "generate",
     "generate_text",
+    "labelled_uncertainty",
     "outputs",
     "predict",
     "reliability",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.labelled import ExampleLoader, Examples
 from bayesrnn.errors import require
-from bayesrnn.evaluate.outputs import Likelihood, Prediction
+from bayesrnn.evaluate.calibration import BINS, calibration
+from bayesrnn.evaluate.intervals import calibration_of_numbers
+from bayesrnn.evaluate.mixture import NormalMixture
+from bayesrnn.evaluate.outputs import Likelihood, Normal, Prediction
 from bayesrnn.evaluate.perplexity import evaluating
 from bayesrnn.files import write_csv
 
@@ -23,13 +26,15 @@ class LabelledEvaluation:
     the mean squared error for numbers.
 
     `samples` is 0 for the posterior mean. With draws, probabilities are averaged; `expected_nll`
-    averages their logs instead, and is None for the mean.
+    averages their logs instead, and is None for the mean. `mixture` is the whole distribution of
+    each number; None for classes.
     """
 
     examples: int
     samples: int
     scores: dict[str, float]
     expected_nll: float | None
+    mixture: NormalMixture | None = field(default=None, repr=False, compare=False)
 
 
 def evaluate_labelled(
@@ -49,12 +54,15 @@ def evaluate_labelled(
     sums: tuple[Tensor, ...] = ()
     expected = 0.0
     log_sum: Tensor | None = None  # per example, log of the summed probabilities
+    raws: list[Tensor] = []  # of numbers, which a mixture is made of
     with evaluating(model):
         for _ in range(draws):
             with model.weights("sample" if samples else "mean"):
                 if samples:
                     model.resample(generator=generator)
                 raw, targets = _outputs(model, loader, advance)
+            if isinstance(output, Normal):
+                raws.append(raw)
             moments = output.moments(raw)
             sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
             log_p = -output.nll(raw, targets).double()
@@ -64,22 +72,45 @@ def evaluate_labelled(
     assert log_sum is not None
     nll = math.log(draws) - log_sum.mean().item()
     scores = {"nll": nll, **output.error(prediction, targets)}
-    result = LabelledEvaluation(loader.targets, samples, scores, expected if samples else None)
-    return result, prediction
+    mixture = output.mixture(torch.stack(raws)) if isinstance(output, Normal) else None
+    expected_nll = expected if samples else None
+    return LabelledEvaluation(loader.targets, samples, scores, expected_nll, mixture), prediction
 
 
-def write_predictions(path: Path, examples: Examples, prediction: Prediction) -> None:
+def labelled_uncertainty(
+    found: LabelledEvaluation, prediction: Prediction, targets: Tensor, bins: int = BINS
+) -> dict[str, Any]:
+    """The means of the uncertainties and the calibration of what `evaluate_labelled` found, with
+    its targets; `bins` are of classes."""
+    parts = Prediction._fields[1:]
+    means = {part: getattr(prediction, part).double().mean().item() for part in parts}
+    if found.mixture is None:
+        scores = asdict(calibration(prediction.mean.cpu(), targets.cpu(), bins))
+    else:
+        scores = asdict(calibration_of_numbers(found.mixture, targets.to(prediction.mean.device)))
+    return {"samples": found.samples, **means, **scores, "nll": found.scores["nll"]}
+
+
+def write_predictions(
+    path: Path,
+    examples: Examples,
+    prediction: Prediction,
+    mixture: NormalMixture | None = None,
+) -> None:
     """A CSV file with a line an example: its name and target, what was predicted, and how surely.
 
     For classes: the most probable one, all probabilities, and entropies in nats. For numbers: the
-    mean, and variances. Total = aleatoric + epistemic.
+    mean, with their `mixture` the central 90 % interval, and variances. Total = aleatoric +
+    epistemic.
     """
     mean = prediction.mean.cpu()
     rest = torch.stack([part.cpu() for part in prediction[1:]], dim=1)
     columns = ["example", "target", "predicted"]
     rows = [[name, y] for name, y in zip(examples.names, examples.y.tolist(), strict=True)]
     if mean.dim() == 1:
-        numbers = torch.cat([mean[:, None], rest], dim=1).tolist()
+        ends = [] if mixture is None else [end[:, None].cpu() for end in mixture.interval(0.9)]
+        columns += ["lower", "upper"] if ends else []
+        numbers = torch.cat([mean[:, None], *ends, rest], dim=1).tolist()
     else:
         columns += [f"p{c}" for c in range(mean.shape[1])]
         best = mean.argmax(dim=1).tolist()

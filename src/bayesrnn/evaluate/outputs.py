@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.errors import require
+from bayesrnn.evaluate.mixture import NormalMixture, check_shapes
 from bayesrnn.evaluate.perplexity import token_losses
 
 
@@ -117,21 +118,16 @@ class Normal:
 
     def nll(self, raw: Tensor, target: Tensor) -> Tensor:
         mean, scale = self._read(raw.to(torch.promote_types(raw.dtype, torch.float32)))
-        _check_shapes(mean, target)
+        check_shapes(mean, target)
         scale = scale.clamp_min(torch.finfo(scale.dtype).tiny)  # softplus may give 0
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
 
     def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
         """The root of the mean squared difference."""
-        _check_shapes(prediction.mean, target)
+        check_shapes(prediction.mean, target)
         square = (prediction.mean.double() - target).square().mean().item()
         return {"rmse": math.sqrt(square)}
 
-
-def _check_shapes(mean: Tensor, target: Tensor) -> None:
-    """torch would spread [N, 1] and [N] to [N, N] without a word."""
-    if target.dim() and mean.shape != target.shape:
-        raise ValueError(
-            f"the means have shape {tuple(mean.shape)} and the targets {tuple(target.shape)}: give "
-            "both the same (a last axis of 1 goes with squeeze(-1))"
-        )
+    def mixture(self, raw: Tensor) -> NormalMixture:
+        """The distribution that averages the draws, from their raw outputs, [D, ...]."""
+        return NormalMixture(*self._read(raw.to(torch.promote_types(raw.dtype, torch.float32))))
