@@ -12,6 +12,7 @@ from bayesrnn.commands.bench import bench
 from bayesrnn.commands.caption import caption
 from bayesrnn.commands.evaluate import evaluate
 from bayesrnn.commands.features import features
+from bayesrnn.commands.forecast import forecast
 from bayesrnn.commands.generate import generate
 from bayesrnn.commands.prepare import prepare
 from bayesrnn.commands.prune import prune
@@ -39,6 +40,7 @@ for command in (
     evaluate,
     uncertainty,
     generate,
+    forecast,
     caption,
     features,
     transcribe,

@@ -31,7 +31,14 @@ from bayesrnn.bayes import (
     Uniform,
 )
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
-from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.data import (
+    CaptionData,
+    ImageData,
+    ReviewData,
+    SeriesData,
+    SpeechData,
+    TextData,
+)
 from bayesrnn.errors import Invalid, UserError, require
 from bayesrnn.files import read_chunks, write_atomic
 from bayesrnn.models import (
@@ -40,6 +47,7 @@ from bayesrnn.models import (
     LanguageSettings,
     MlpSettings,
     ReviewSettings,
+    SeriesSettings,
     SpeechSettings,
 )
 from bayesrnn.train.settings import TrainSettings
@@ -54,10 +62,17 @@ Problems = list[tuple[str, str]]
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
 
-Data = TextData | ImageData | ReviewData | CaptionData | SpeechData
-Model = LanguageSettings | MlpSettings | ReviewSettings | CaptionerSettings | SpeechSettings
+Data = TextData | ImageData | ReviewData | CaptionData | SpeechData | SeriesData
+Model = (
+    LanguageSettings
+    | MlpSettings
+    | ReviewSettings
+    | CaptionerSettings
+    | SpeechSettings
+    | SeriesSettings
+)
 DATA: dict[str, type[Data]] = {
-    cls.kind: cls for cls in (TextData, ImageData, ReviewData, CaptionData, SpeechData)
+    cls.kind: cls for cls in (TextData, ImageData, ReviewData, CaptionData, SpeechData, SeriesData)
 }
 MODELS: dict[type[Data], type[Model]] = {
     TextData: LanguageSettings,
@@ -65,6 +80,7 @@ MODELS: dict[type[Data], type[Model]] = {
     ReviewData: ReviewSettings,
     CaptionData: CaptionerSettings,
     SpeechData: SpeechSettings,
+    SeriesData: SeriesSettings,
 }
 
 
@@ -394,6 +410,8 @@ def _check_together(recipe: Recipe) -> None:
         require((none, "dropout", "does not go with speech; leave it out"))
     else:
         recipe.dropout.check_cell(recipe.model.cell)
+        if isinstance(recipe.model, SeriesSettings):
+            recipe.dropout.check_without_words()
     posterior, prior = recipe.posterior, recipe.prior
     if isinstance(posterior, Mapping) or isinstance(prior, Mapping):
         return

@@ -27,16 +27,18 @@ from bayesrnn.bayes import (
     check_bayesian,
 )
 from bayesrnn.bayes.block import Block
-from bayesrnn.data import ImageData, ReviewData, SpeechData, Vocabulary
+from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.models import (
     Captioner,
     CaptionerSettings,
+    Forecaster,
     LanguageModel,
     LanguageSettings,
     Mlp,
     MlpSettings,
     ReviewModel,
+    SeriesSettings,
     SpeechSettings,
     build_speech_network,
 )
@@ -169,7 +171,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
 
 def has_vocabulary(recipe: Recipe) -> bool:
     """Whether its runs read words, so that they keep a vocabulary."""
-    return not isinstance(recipe.data, ImageData)
+    return not isinstance(recipe.data, ImageData | SeriesData)
 
 
 def load_recipe(run: Path) -> Recipe:
@@ -194,6 +196,9 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
     settings = recipe.model
     if isinstance(settings, MlpSettings):
         return Mlp(settings, recipe.dropout)
+    if isinstance(settings, SeriesSettings):
+        assert isinstance(recipe.data, SeriesData)
+        return Forecaster(len(recipe.data.columns), settings, recipe.dropout)
     if vocabulary is None:
         raise ValueError(f"a network for data of kind {recipe.data.kind!r} needs a vocabulary")
     if isinstance(settings, SpeechSettings):

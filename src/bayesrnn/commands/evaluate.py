@@ -24,17 +24,20 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
+from bayesrnn.commands.series import series_ahead, series_scores
 from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.series import Backtest
 from bayesrnn.evaluate.sharpened import LOOK_AT
 from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
+from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, Task, build_task
 
@@ -114,6 +117,10 @@ def evaluate(
         bool, typer.Option("--meteor", help="Of captions: METEOR too (needs Java, and a minute).")
     ] = False,
     decoding: SpeechDecoding = "prefix",
+    horizon: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of series: score forecasts of this many steps, too."),
+    ] = None,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
@@ -122,8 +129,9 @@ def evaluate(
     """How good a run's model is.
 
     The perplexity of a whole text, as one stream with the state carried; the error over all images
-    or reviews; the perplexity and the scores of captions; or the error rate of speech. And what its
-    weights, and for the training set with draws also the targets, take to describe.
+    or reviews; the perplexity and the scores of captions; the error rate of speech; or how near a
+    series' next rows, and forecasts, come to what came. And what its weights, and for the training
+    set with draws also the targets, take to describe.
 
     bayesrnn evaluate runs/ptb --split test
 
@@ -134,6 +142,8 @@ def evaluate(
     bayesrnn evaluate runs/ptb --sharpened --look search
 
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
+
+    bayesrnn evaluate runs/ett --samples 20 --horizon 24
     """
     _check(
         weights, samples, streams, sharpened, look, look_at, looks, dynamic, segment, by_variance
@@ -149,11 +159,12 @@ def evaluate(
         check_draws(run, model, "--samples and --weights sample")
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
-    flags |= {"--decoding": decoding != "prefix"}
+    flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
     check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)
+    ahead: Backtest | None = None
     with watching() as watch:
         if isinstance(task, CaptionTask):
             scores = evaluate_run(model, task, split, count, beam, seed, predictions, meteor, watch)
@@ -161,6 +172,10 @@ def evaluate(
             scores = _speech(model, task, split, count, generator, decoding, watch)
         elif isinstance(task, LabelledTask):
             scores = _labelled(model, task, split, count, generator, predictions, watch)
+        elif isinstance(task, SeriesTask):
+            scores = series_scores(model, task, split, count, generator, streams, watch)
+            if horizon is not None:
+                ahead = series_ahead(model, task, split, horizon, count, seed, watch)
         elif sharpened:
             assert rate != "search"
             of_looks = (drawn, width, look_at or LOOK_AT, looks, samples or 1)
@@ -172,7 +187,7 @@ def evaluate(
             scores = dynamic_text(model, task, split, streams, unroll, rate, by_variance, watch)
         else:
             scores = text(model, task, split, count, generator, streams, watch)
-    tried = scores.pop("search", None)
+    tried, columns = scores.pop("search", None), scores.pop("columns", None)
     figures: dict[str, Any] = {"run": str(run), "split": split}
     if sharpened:
         figures |= scores
@@ -181,6 +196,8 @@ def evaluate(
         figures |= {"weights": "sample" if count else "mean", **scores, **described}
     if as_json:
         figures |= {} if tried is None else {"search": tried}
+        figures |= {} if columns is None else {"columns": columns}
+        figures |= {} if ahead is None else {"ahead": asdict(ahead)}
     else:
         unasked = _unasked(figures, sharpened)
         figures = {key: value for key, value in figures.items() if key not in unasked}
@@ -188,6 +205,10 @@ def evaluate(
     show(figures, f"{split} {unit}", as_json)
     if tried is not None and not as_json:
         _show_trials("look" if sharpened else "rate", tried)
+    if columns is not None and not as_json:
+        _show_cases(columns, "the next row, by column, in its own unit")
+    if ahead is not None and not as_json:
+        _show_ahead(ahead)
 
 
 def _check(
@@ -292,6 +313,25 @@ def _labelled(
         **found.scores,
         "expected_nll": found.expected_nll,
     }
+
+
+def _show_cases(cases: Sequence[Mapping[str, Any]], title: str) -> None:
+    """A line a case."""
+    table = table_of(*(key.replace("_", " ") for key in cases[0]), title=title)
+    for case in cases:
+        table.add_row(*map(shown, case.values()))
+    print_table(table)
+
+
+def _show_ahead(ahead: Backtest) -> None:
+    title = (
+        f"forecasts from {ahead.origins} places, after {ahead.past} rows each, in units of a "
+        "column's spread"
+    )
+    scores = ("rmse", "persistence", "crps", "coverage_90")
+    found = asdict(ahead)
+    steps = range(len(ahead.rmse))
+    _show_cases([{"step": s + 1, **{key: found[key][s] for key in scores}} for s in steps], title)
 
 
 def _show_trials(what: str, tried: Sequence[Mapping[str, Any]]) -> None:

@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import CaptionData, ImageData, ReviewData, SpeechData, TextData
+from bayesrnn.data import (
+    CaptionData,
+    ImageData,
+    ReviewData,
+    SeriesData,
+    SpeechData,
+    TextData,
+)
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
@@ -35,6 +42,8 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--beam": (CaptionData.kind,),
     "--meteor": (CaptionData.kind,),
     "--decoding": (SpeechData.kind,),
+    "--horizon": (SeriesData.kind,),
+    "--streams": (TextData.kind, SeriesData.kind),
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""

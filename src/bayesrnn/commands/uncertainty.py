@@ -25,9 +25,11 @@ from bayesrnn.commands.options import (
     note_data,
     recipe_of,
 )
+from bayesrnn.commands.series import series_uncertainty
 from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
 from bayesrnn.data import (
     CaptionData,
+    SeriesData,
     SpeechData,
     StreamLoader,
     TextData,
@@ -56,6 +58,7 @@ from bayesrnn.saving import has_vocabulary, load, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
+from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
 
@@ -154,6 +157,12 @@ def uncertainty(
             captions = CaptionTask(recipe, place, vocabulary)
             note_data(run, recipe, captions.digest, data)
             found = _captions(model, captions, part, counts, seed, watch)
+        elif isinstance(settings, SeriesData):
+            series = SeriesTask(recipe, place)
+            note_data(run, recipe, series.digest, data)
+            by_draws = series_uncertainty(model, series, part, counts, seed, watch)
+            figures = {"split": part, "values": by_draws[0]["values"]}
+            found = Found("series", "variances in units of a column's spread", figures, by_draws)
         else:
             examples = LabelledTask(recipe, place, vocabulary)
             note_data(run, recipe, examples.digest, data)

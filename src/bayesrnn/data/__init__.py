@@ -8,6 +8,7 @@ from bayesrnn.data.images import ImageData, load_images
 from bayesrnn.data.labelled import ExampleLoader, Examples, Labelled
 from bayesrnn.data.padded import CaptionLoader, choose_lengths
 from bayesrnn.data.reviews import ReviewData, load_reviews
+from bayesrnn.data.series import Rows, Series, SeriesData, load_rows, load_series
 from bayesrnn.data.speech import Speech, Utterance, load_speech, prepare_speech
 from bayesrnn.data.text import Corpus, TextData, decode_text, encode_file, encode_text, load_text
 from bayesrnn.data.utterances import UtteranceLoader
@@ -27,6 +28,9 @@ __all__ = [
     "Loader",
     "Pictures",
     "ReviewData",
+    "Rows",
+    "Series",
+    "SeriesData",
     "Speech",
     "SpeechData",
     "StreamLoader",
@@ -41,6 +45,8 @@ __all__ = [
     "load_captions",
     "load_images",
     "load_reviews",
+    "load_rows",
+    "load_series",
     "load_speech",
     "load_text",
     "prepare_speech",

@@ -1,6 +1,8 @@
-"""Batches; and a long text as parallel streams, cut into pieces whose state is carried on."""
+"""Batches; and a long text, or series, as parallel streams, cut into pieces whose state is carried
+on."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,10 +22,10 @@ class Batch:
     """One step's data: a cut through all streams of a text, or examples, captions, utterances."""
 
     x: Tensor
-    """Text: [T, B] token ids, int64, time first. Examples: [B, ...]. Captions: [1 + T, B], a row of
-    pictures and words. Utterances: [T, B, bands]."""
+    """Text: [T, B] token ids, int64, time first. Series: [T, B, columns]. Examples: [B, ...].
+    Captions: [1 + T, B], a row of pictures and words. Utterances: [T, B, bands]."""
     y: Tensor
-    """Text: [T, B] the same, one token later. Examples: [B]. Captions: [T, B] words. Utterances:
+    """Text and series: the same, one step later. Examples: [B]. Captions: [T, B] words. Utterances:
     [B, S] labels."""
     first: bool
     """The carried state starts from zero here; with examples always, for there is none."""
@@ -111,7 +113,9 @@ class StreamLoader(Batches):
     """`streams` contiguous parts of a text, side by side, in cuts of `unroll` steps.
 
     Of N tokens each stream predicts L = (N - 1) // streams, every one exactly once. The last
-    cut is shorter unless L is a multiple of `unroll`; `drop_last` leaves that one out.
+    cut is shorter unless L is a multiple of `unroll`; `drop_last` leaves that one out. In the place
+    of tokens there may be the rows of a series, each of as many numbers as it has columns; all of
+    them are predictions.
 
     `targets` counts an epoch's predictions, `left_over` those (fewer than `streams`) at the end
     of the text that fit no stream, `dropped` those of a last cut left out.
@@ -125,7 +129,7 @@ class StreamLoader(Batches):
 
     def __init__(
         self,
-        ids: NDArray[np.integer[Any]],
+        ids: NDArray[np.integer[Any]] | NDArray[np.floating[Any]],
         streams: int,
         unroll: int,
         drop_last: bool = False,
@@ -135,40 +139,54 @@ class StreamLoader(Batches):
     ) -> None:
         """`name` and `key` are what a user calls the text and the number of streams."""
         ids = np.asarray(ids)
-        one_row = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+        tokens = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
+        series = ids.ndim == 2 and np.issubdtype(ids.dtype, np.floating)
         require(
             (streams >= 1, "streams", f"must be at least 1, got {streams}"),
             (unroll >= 1, "unroll", f"must be at least 1, got {unroll}"),
-            (one_row, "ids", f"must be one row of token ids, got {ids.dtype} {list(ids.shape)}"),
+            (
+                tokens or series,
+                "ids",
+                "must be one row of token ids, or rows of numbers, got "
+                f"{ids.dtype} {list(ids.shape)}",
+            ),
         )
+        what, unit = ("series", "rows") if series else ("text", "tokens")
         length = (len(ids) - 1) // streams
         if length < 1:
             raise UserError(
-                f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams need "
-                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more text"
+                f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams need "
+                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more {what}"
             )
         if drop_last and length < unroll:
             raise UserError(
-                f"text '{name}' has {len(ids)} tokens, fewer than {streams} streams of {unroll} "
+                f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams of {unroll} "
                 f"steps need ({streams * unroll + 1}); lower {key} or "
-                f"{key.replace('streams', 'unroll')}, or give more text"
+                f"{key.replace('streams', 'unroll')}, or give more {what}"
             )
         self.name = name
         self.streams = streams
         self.unroll = unroll
         self.device = torch.device(device)
         used = length - length % unroll if drop_last else length
-        self.targets = streams * used
-        self.left_over = len(ids) - 1 - streams * length
-        self.dropped = streams * (length - used)
+        columns = ids.shape[1:]
+        self._width = math.prod(columns)  # predictions a step of a stream
+        self.targets = streams * used * self._width
+        self.left_over = (len(ids) - 1 - streams * length) * self._width
+        self.dropped = streams * (length - used) * self._width
         self._steps = used
-        step = ids.strides[0]
+        self._dtype = np.dtype(np.float32 if series else np.int64)
+        step, *inner = ids.strides
         # Row b is tokens b * length .. (b + 1) * length, so a row's last is the next one's first.
-        self._rows = as_strided(ids, (streams, length + 1), (length * step, step), writeable=False)
+        shape, strides = (streams, length + 1, *columns), (length * step, step, *inner)
+        self._rows = as_strided(ids, shape, strides, writeable=False)
         self._device_rows: Tensor | None = None  # on a GPU the whole text: no copying every step
         if self.device.type != "cpu":
-            text = torch.from_numpy(np.array(ids, dtype=np.int32)).to(self.device)
-            self._device_rows = text.as_strided((streams, length + 1), (length, 1))
+            stored = np.array(ids, dtype=np.float32 if series else np.int32, order="C")
+            text = torch.from_numpy(stored).to(self.device)
+            width = self._width
+            on_device = (length * width, width, *((1,) if series else ()))
+            self._device_rows = text.as_strided(shape, on_device)
 
     def __len__(self) -> int:
         """Cuts in an epoch."""
@@ -181,12 +199,13 @@ class StreamLoader(Batches):
         start = cut * self.unroll
         stop = min(start + self.unroll, self._steps)
         if self._device_rows is None:
-            tokens = np.array(self._rows[:, start : stop + 1].T, dtype=np.int64, order="C")
-            steps = torch.from_numpy(tokens)
+            rows = self._rows[:, start : stop + 1].swapaxes(0, 1)
+            steps = torch.from_numpy(np.array(rows, dtype=self._dtype, order="C"))
         else:
-            rows = self._device_rows[:, start : stop + 1].T
-            steps = rows.to(torch.int64, memory_format=torch.contiguous_format)
-        targets = (stop - start) * self.streams
+            there = self._device_rows[:, start : stop + 1].transpose(0, 1)
+            kind = torch.float32 if there.is_floating_point() else torch.int64
+            steps = there.to(kind, copy=True, memory_format=torch.contiguous_format)
+        targets = (stop - start) * self.streams * self._width
         return Batch(
             x=steps[:-1],
             y=steps[1:],

@@ -37,6 +37,15 @@ from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Categorical, Prediction
 from bayesrnn.evaluate.perplexity import Evaluation, evaluate_text
 from bayesrnn.evaluate.prediction import predict
+from bayesrnn.evaluate.series import (
+    Backtest,
+    Forecast,
+    SeriesEvaluation,
+    backtest,
+    evaluate_series,
+    forecast,
+    read_series,
+)
 from bayesrnn.evaluate.speech import (
     SpeechEvaluation,
     Transcription,
@@ -59,6 +68,7 @@ from bayesrnn.evaluate.uncertainty import (
 )
 
 __all__ = [
+    "Backtest",
     "Calibration",
     "Caption",
     "CaptionEvaluation",
@@ -70,6 +80,7 @@ __all__ = [
     "DynamicEvaluation",
     "EntropyGap",
     "Evaluation",
+    "Forecast",
     "LabelledEvaluation",
     "NormalMixture",
     "NumberCalibration",
@@ -77,12 +88,14 @@ __all__ = [
     "RateSearch",
     "Reliability",
     "RiskCoverage",
+    "SeriesEvaluation",
     "SpeechEvaluation",
     "TextUncertainty",
     "Transcription",
     "Trial",
     "aupr",
     "auroc",
+    "backtest",
     "calibration_of_numbers",
     "calibration_of_top",
     "caption_pictures",
@@ -95,13 +108,16 @@ __all__ = [
     "entropy_gap",
     "evaluate_captions",
     "evaluate_labelled",
+    "evaluate_series",
     "evaluate_speech",
     "evaluate_text",
+    "forecast",
     "generate",
     "generate_text",
     "labelled_uncertainty",
     "outputs",
     "predict",
+    "read_series",
     "reliability",
     "reversed_text",
     "risk_coverage",

@@ -95,7 +95,7 @@ class Normal:
         ok = self.scale is None or self.scale >= 0
         require((ok, "scale", f"must be 0 or above, got {self.scale}"))
 
-    def _read(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """The means and the scales of the noise."""
         if self.scale is None:
             if raw.shape[-1:] != (2,):
@@ -107,7 +107,7 @@ class Normal:
         return raw, torch.full_like(raw, self.scale)
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
-        mean, scale = self._read(raw)
+        mean, scale = self.read(raw)
         mean = mean.double()  # the square of a mean is subtracted from a mean of squares
         return mean, mean.square(), scale.square()
 
@@ -117,7 +117,7 @@ class Normal:
         return Prediction(mean.to(aleatoric.dtype), aleatoric + epistemic, aleatoric, epistemic)
 
     def nll(self, raw: Tensor, target: Tensor) -> Tensor:
-        mean, scale = self._read(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+        mean, scale = self.read(raw.to(torch.promote_types(raw.dtype, torch.float32)))
         check_shapes(mean, target)
         scale = scale.clamp_min(torch.finfo(scale.dtype).tiny)  # softplus may give 0
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
@@ -130,4 +130,4 @@ class Normal:
 
     def mixture(self, raw: Tensor) -> NormalMixture:
         """The distribution that averages the draws, from their raw outputs, [D, ...]."""
-        return NormalMixture(*self._read(raw.to(torch.promote_types(raw.dtype, torch.float32))))
+        return NormalMixture(*self.read(raw.to(torch.promote_types(raw.dtype, torch.float32))))

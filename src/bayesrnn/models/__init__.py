@@ -5,12 +5,14 @@ from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSett
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
 from bayesrnn.models.linear import Linear
+from bayesrnn.models.series import Forecaster, SeriesSettings
 from bayesrnn.models.speech import SpeechSettings, build_speech_network
 
 __all__ = [
     "Captioner",
     "CaptionerSettings",
     "DropoutSettings",
+    "Forecaster",
     "LanguageModel",
     "LanguageSettings",
     "Linear",
@@ -21,6 +23,7 @@ __all__ = [
     "MlpSettings",
     "ReviewModel",
     "ReviewSettings",
+    "SeriesSettings",
     "SpeechSettings",
     "build_speech_network",
     "detach",

@@ -110,6 +110,16 @@ class DropoutSettings:
         fits = self.cell == 0 or cell.lower() == "lstm"
         require((fits, "dropout.cell", f"masks the memory of an lstm, which a {cell} has not"))
 
+    def check_without_words(self) -> None:
+        """A series has none."""
+        require(
+            (
+                self.word == 0,
+                "dropout.word",
+                f"drops words, of which a series has none, got {self.word}",
+            )
+        )
+
 
 class Mask(nn.Module):
     """Draws one kind of mask: 0 or 1 / (1 - rate), or Gaussian noise of the same variance.

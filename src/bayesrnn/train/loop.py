@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import Batch, CaptionData
+from bayesrnn.data import Batch, CaptionData, SeriesData
+from bayesrnn.data.series import measured
 from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
@@ -23,7 +24,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe
+from bayesrnn.recipe import Data, Recipe, read_run_recipe
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
@@ -55,7 +56,7 @@ def train(
     `start` is a model to begin with instead of a new one; it is the one that is trained.
     """
     run = Run(Path(out))
-    recipe = replace(recipe, data=located(recipe.data))
+    recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
@@ -479,11 +480,18 @@ class Trainer:
                 )
 
 
-def located(data: Data) -> Data:
-    """With whole paths: a run can be evaluated from any folder."""
+def located(data: Data, run: Run | None = None) -> Data:
+    """With whole paths, and of a series the numbers it is scaled by (those of the `run` that is to
+    go on): a run can be evaluated from any folder, and on other rows."""
     if isinstance(data, CaptionData) and data.features:
         data = replace(data, features=whole_path(data.features))
-    return replace(data, path=whole_path(data.path))
+    data = replace(data, path=whole_path(data.path))
+    if isinstance(data, SeriesData) and not data.centre:
+        began = read_run_recipe(run.recipe).data if run and run.recipe.exists() else data
+        if isinstance(began, SeriesData) and began.columns == data.columns:
+            data = replace(data, centre=began.centre, spread=began.spread)
+        data = measured(data)
+    return data
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

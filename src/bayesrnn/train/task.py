@@ -17,6 +17,7 @@ from bayesrnn.data import (
     Labelled,
     Loader,
     ReviewData,
+    SeriesData,
     SpeechData,
     StreamLoader,
     TextData,
@@ -33,6 +34,7 @@ from bayesrnn.models import MlpSettings
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Data, Recipe
 from bayesrnn.train.captioning import CaptionTask
+from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 
 EVALUATION_TOKENS = 512
@@ -83,7 +85,7 @@ class Task(Protocol):
 
 def build_task(
     recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
-) -> "LanguageTask | LabelledTask | CaptionTask | SpeechTask":
+) -> "LanguageTask | LabelledTask | CaptionTask | SpeechTask | SeriesTask":
     """The recipe's task; a `vocabulary` given is used instead of building one."""
     return TASKS[type(recipe.data)](recipe, device, vocabulary)
 
@@ -226,10 +228,13 @@ def language_nll(model: Bayesian, batch: Batch, state: State | None) -> tuple[Te
     return token_losses(logits, batch.y).sum(dim=0), detach(state)
 
 
-TASKS: Mapping[type[Data], type[LanguageTask | LabelledTask | CaptionTask | SpeechTask]] = {
+TASKS: Mapping[
+    type[Data], type[LanguageTask | LabelledTask | CaptionTask | SpeechTask | SeriesTask]
+] = {
     TextData: LanguageTask,
     ImageData: LabelledTask,
     ReviewData: LabelledTask,
     CaptionData: CaptionTask,
     SpeechData: SpeechTask,
+    SeriesData: SeriesTask,
 }

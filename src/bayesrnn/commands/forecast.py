@@ -1,0 +1,130 @@
+"""`bayesrnn forecast`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from bayesrnn.commands.options import (
+    AsJson,
+    Data,
+    Device,
+    DrawSeed,
+    RunFolder,
+    check_draws,
+    check_file,
+    recipe_of,
+)
+from bayesrnn.commands.tables import print_table, show, table_of, watching
+from bayesrnn.data import SeriesData, load_rows
+from bayesrnn.data.series import unscaled
+from bayesrnn.errors import UserError
+from bayesrnn.evaluate.series import PAST, Forecast
+from bayesrnn.evaluate.series import forecast as forecast_rows
+from bayesrnn.files import write_csv
+from bayesrnn.saving import load
+from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import with_data
+
+SHOWN_STEPS = 4
+"""Of a forecast, in the table for people."""
+
+
+def forecast(
+    run: RunFolder,
+    horizon: Annotated[int, typer.Option(min=1, help="How many rows to forecast.")] = 24,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How many draws of the weights; 0 is the posterior mean (default: 20, or 0 where "
+            "all draws are the same).",
+        ),
+    ] = None,
+    paths: Annotated[int, typer.Option(min=2, help="Paths that each draw is followed along.")] = 25,
+    past: Annotated[int, typer.Option(min=1, help="Rows read before the forecast.")] = PAST,
+    out: Annotated[
+        Path | None, typer.Option(help="Write every step's figures to this CSV file.")
+    ] = None,
+    seed: DrawSeed = 1,
+    data: Data = "",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Go on from the last row of a run's series, or of another file with the same columns.
+
+    Of each column and step: the mean, the interval that should hold 90 % of what comes, and how
+    much of the spread is noise (aleatoric) and how much the model's own doubt (epistemic), as
+    standard deviations.
+
+    bayesrnn forecast runs/ett --horizon 48 --out next.csv
+
+    bayesrnn forecast runs/ett --data today.csv --json
+    """
+    check_file(out)
+    place = choose_device(device, "--device")
+    model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
+    settings = recipe.data
+    if not isinstance(settings, SeriesData):
+        raise UserError(f"{run} is a run on {settings.kind}; only one on series can forecast")
+    if samples is None:
+        samples = 20 if model.draws_differ else 0
+    elif samples > 0:
+        check_draws(run, model, "--samples, or give --samples 0")
+    rows = load_rows(settings)
+    if len(rows) == 0:
+        raise UserError(f"{settings.path} has no rows to go on from")
+    began = torch.from_numpy(rows.values[-past:, None]).to(place)
+    with watching() as watch:
+        advance = watch("forecasting", max(samples, 1))
+        found = forecast_rows(model, began, horizon, samples, paths, seed, advance)
+    columns = _by_column(found, settings)
+    if out is not None:
+        write_csv(out, _lines(columns, horizon))
+    last = unscaled(settings, rows.values[-1]).tolist()
+    figures = {"run": str(run), "after": rows.times[-1], "rows_read": len(began)}
+    figures |= {"horizon": horizon, "samples": samples, "paths": paths}
+    if as_json:
+        show({**figures, "columns": columns}, "", True)
+        return
+    show(figures, "forecast", False)
+    _show(columns, last, horizon)
+
+
+def _by_column(found: Forecast, settings: SeriesData) -> dict[str, dict[str, list[float]]]:
+    """The figures [steps] of each column, in its own unit."""
+    places = {"mean": found.mean, "lower": found.quantile(0.05), "upper": found.quantile(0.95)}
+    sizes = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
+    columns: dict[str, dict[str, list[float]]] = {}
+    for c, name in enumerate(settings.columns):
+        spread, centre = settings.spread[c], settings.centre[c]
+        own = {k: (spread * t[:, 0, c].double() + centre).tolist() for k, t in places.items()}
+        own |= {k: (spread * t[:, 0, c].double()).tolist() for k, t in sizes.items()}
+        columns[name] = own
+    return columns
+
+
+def _lines(columns: dict[str, dict[str, list[float]]], horizon: int) -> list[list[Any]]:
+    """A line a step and column."""
+    keys = list(next(iter(columns.values())))
+    lines: list[list[Any]] = [["step", "column", *keys]]
+    for step in range(horizon):
+        for name, own in columns.items():
+            lines.append([step + 1, name, *(float(f"{own[key][step]:.7g}") for key in keys)])
+    return lines
+
+
+def _show(columns: dict[str, dict[str, list[float]]], last: list[float], horizon: int) -> None:
+    """The mean and the interval at a few steps, for people."""
+    part = range(1, SHOWN_STEPS + 1)
+    steps = sorted({max(1, round(horizon * k / SHOWN_STEPS)) for k in part} | {1})
+    heads = ["", "last row", *(f"step {step}" for step in steps)]
+    table = table_of(*heads, title="mean [central 90 % interval]")
+    for (name, own), now in zip(columns.items(), last, strict=True):
+        cells = [
+            f"{own['mean'][s - 1]:.4g} [{own['lower'][s - 1]:.4g}, {own['upper'][s - 1]:.4g}]"
+            for s in steps
+        ]
+        table.add_row(name, f"{now:.4g}", *cells)
+    print_table(table)

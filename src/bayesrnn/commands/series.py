@@ -1,0 +1,74 @@
+"""What `evaluate` and `uncertainty` do with a run on series."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.series import (
+    Backtest,
+    backtest,
+    evaluate_series,
+    read_series,
+    scores_by_column,
+)
+from bayesrnn.train.series import SeriesTask
+
+
+def series_scores(
+    model: Bayesian,
+    task: SeriesTask,
+    split: str,
+    count: int,
+    generator: torch.Generator,
+    streams: int,
+    watch: Watch,
+) -> dict[str, Any]:
+    """The scores of the next row, by the mean or over `count` draws; and each column's."""
+    loader = task.stream(split, streams)
+    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    reading = read_series(model, loader, count, generator, advance)
+    found = asdict(evaluate_series(reading, count))
+    columns = scores_by_column(reading, task.series.settings)
+    return {"streams": streams, **found, "columns": [asdict(column) for column in columns]}
+
+
+def series_ahead(
+    model: Bayesian,
+    task: SeriesTask,
+    split: str,
+    horizon: int,
+    count: int,
+    seed: int,
+    watch: Watch,
+) -> Backtest:
+    """The scores of forecasts `horizon` steps ahead."""
+    advance = watch("forecasting", max(count, 1))
+    values = task.series.splits[split].values
+    return backtest(
+        model, values, horizon, samples=count, seed=seed, device=task.device, advance=advance
+    )
+
+
+def series_uncertainty(
+    model: Bayesian,
+    task: SeriesTask,
+    split: str,
+    counts: Sequence[int],
+    seed: int,
+    watch: Watch,
+) -> list[dict[str, Any]]:
+    """The scores of the next row for each number of draws: the same draws, as far as they go."""
+    loader = task.stream(split)
+    by_draws = []
+    for count in counts:
+        generator = torch.Generator(task.device).manual_seed(seed)
+        advance = watch(f"reading {split}", loader.targets * max(count, 1))
+        found = asdict(
+            evaluate_series(read_series(model, loader, count, generator, advance), count)
+        )
+        by_draws.append({"samples": found.pop("samples"), **found})
+    return by_draws

@@ -1,0 +1,313 @@
+"""Series: the next row, scored over a whole text of rows; and forecasts of many rows, by paths.
+
+One step ahead the distribution of a value is a mixture of Normals, one a draw. Further ahead there
+is no such formula: a path goes on from what it has drawn itself. Each draw of the weights (and
+masks) reads the rows so far and is then followed along several paths, so that what the noise does
+(aleatoric) and what the draws disagree about (epistemic) can be told apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data.batching import StreamLoader
+from bayesrnn.data.series import SeriesData
+from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.intervals import calibration_of_numbers, coverage
+from bayesrnn.evaluate.mixture import NormalMixture
+from bayesrnn.evaluate.outputs import Normal
+from bayesrnn.evaluate.perplexity import Cut, evaluating, read_through
+from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
+from bayesrnn.models.language import as_state, as_tensors
+
+OUTPUT = Normal()
+"""What a forecaster's output means."""
+PAST = 500
+"""Rows that a forecast reads before it begins."""
+READ_STEPS = 512
+"""Rows a cut of what is read; the state is carried, so it changes memory only."""
+
+
+# --- one step ahead ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SeriesEvaluation:
+    """Of each value one step ahead: `nll` in nats and, in units of the column's spread, `rmse`
+    (beside that of `persistence`: the row before, once more), `crps` and the mean width of the 90 %
+    intervals; what central intervals hold; and the mean variances, total = aleatoric + epistemic.
+
+    `samples` is 0 for the posterior mean. With draws, densities are averaged; `expected_nll`
+    averages their logs instead, and is None for the mean.
+    """
+
+    values: int
+    samples: int
+    nll: float
+    expected_nll: float | None
+    rmse: float
+    persistence: float
+    crps: float
+    coverage_50: float
+    coverage_90: float
+    width_90: float
+    calibration_error: float
+    total: float
+    aleatoric: float
+    epistemic: float
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was predicted, [D, N, C], of the rows `targets` [N, C]; `before` are the rows that came
+    just before each."""
+
+    mixture: NormalMixture
+    targets: Tensor
+    before: Tensor
+
+
+def read_series(
+    model: Bayesian,
+    loader: StreamLoader,
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Advance | None = None,
+) -> Reading:
+    """The distribution of every row of the loader, given those before it; `samples` = 0 uses the
+    posterior mean. Each draw keeps its weights and its own state over the whole series."""
+    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    raws: list[Tensor] = []
+    with evaluating(model):
+        for _ in range(max(samples, 1)):
+            with model.weights("sample" if samples else "mean"):
+                if samples:
+                    model.resample(generator=generator)
+                cuts = read_through(loader, _cut(model), advance)
+                raws.append(torch.cat([raw.flatten(0, 1).clone() for raw in cuts]))
+    pairs = [(batch.x.flatten(0, 1), batch.y.flatten(0, 1)) for batch in loader.whole()]
+    before, targets = (torch.cat(part) for part in zip(*pairs, strict=True))
+    return Reading(OUTPUT.mixture(torch.stack(raws)), targets, before)
+
+
+def evaluate_series(reading: Reading, samples: int) -> SeriesEvaluation:
+    """The scores of what `read_series` found with so many draws."""
+    mixture, targets = reading.mixture, reading.targets
+    scores = asdict(calibration_of_numbers(mixture, targets))
+    means, scales = mixture.means.double(), mixture.scales.double()
+    aleatoric = scales.square().mean().item()
+    epistemic = means.var(dim=0, correction=0).mean().item()
+    each = [NormalMixture(m[None], s[None]) for m, s in zip(means, scales, strict=True)]
+    expected = [one.nll(targets).mean().item() for one in each]
+    return SeriesEvaluation(
+        values=scores.pop("predictions"),
+        samples=samples,
+        expected_nll=sum(expected) / len(expected) if samples else None,
+        persistence=_root(reading.before.double() - targets),
+        total=aleatoric + epistemic,
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+        **scores,
+    )
+
+
+@dataclass(frozen=True)
+class ColumnScores:
+    """Of one column, in its own unit."""
+
+    column: str
+    rmse: float
+    persistence: float
+    crps: float
+    coverage_90: float
+    width_90: float
+
+
+def scores_by_column(reading: Reading, settings: SeriesData) -> list[ColumnScores]:
+    """Of each column what `read_series` found."""
+    found = []
+    for c, (name, spread) in enumerate(zip(settings.columns, settings.spread, strict=True)):
+        own = NormalMixture(reading.mixture.means[..., c], reading.mixture.scales[..., c])
+        targets = reading.targets[:, c]
+        scores = calibration_of_numbers(own, targets)
+        found.append(
+            ColumnScores(
+                name,
+                scores.rmse * spread,
+                _root(reading.before[:, c].double() - targets) * spread,
+                scores.crps * spread,
+                scores.coverage_90,
+                scores.width_90 * spread,
+            )
+        )
+    return found
+
+
+def _cut(model: Bayesian) -> Cut:
+    """Raw outputs under the weights in force."""
+
+    def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        raw, state = model(x, as_state(carried))
+        return raw, *as_tensors(state)
+
+    return cut
+
+
+# --- many steps ahead --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Of each of B beginnings what may come: `paths` [draws, paths a draw, steps, B, C]."""
+
+    paths: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return self.paths.mean(dim=(0, 1))
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The variance between the paths of a draw, averaged over draws."""
+        return self._within().mean(dim=0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance between the draws' means, less what the noise of so few paths gives it; 0
+        for a single draw."""
+        if len(self.paths) == 1:
+            return torch.zeros_like(self.mean)
+        between = self.paths.mean(dim=1).var(dim=0)
+        return (between - self.aleatoric / self.paths.shape[1]).clamp_min(0.0)
+
+    def _within(self) -> Tensor:
+        return self.paths.var(dim=1)
+
+    def quantile(self, p: float) -> Tensor:
+        """Of all paths, between the two that are nearest."""
+        require((0 <= p <= 1, "p", f"must be between 0 and 1, got {p}"))
+        ordered, _ = self.paths.flatten(0, 1).sort(dim=0)
+        place = p * (len(ordered) - 1)
+        low = int(place)
+        return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], place - low)
+
+    def crps(self, target: Tensor) -> Tensor:
+        """The continuous ranked probability score of the paths, E |x - y| - E |x - x'| / 2, in the
+        target's unit."""
+        ordered, _ = self.paths.flatten(0, 1).double().sort(dim=0)
+        count = len(ordered)
+        ranks = torch.arange(1 - count, count, 2, device=ordered.device, dtype=torch.float64)
+        apart = torch.tensordot(ranks, ordered, dims=1) * 2 / (count * (count - 1))
+        return (ordered - target).abs().mean(dim=0) - apart / 2
+
+    def cdf(self, target: Tensor) -> Tensor:
+        """The share of the paths below the target."""
+        return (self.paths < target).double().mean(dim=(0, 1))
+
+
+def forecast(
+    model: Bayesian,
+    past: Tensor,
+    steps: int,
+    samples: int = 20,
+    paths: int = 25,
+    seed: int = 1,
+    advance: Advance | None = None,
+) -> Forecast:
+    """Go on from rows `past` [T, B, C] for so many steps, along so many paths for each of `samples`
+    draws (0: the mean alone); `advance` is told of every draw."""
+    require(
+        (past.dim() == 3 and len(past) > 0, "past", f"must be [T, B, C], got {list(past.shape)}"),
+        (steps >= 1, "steps", f"must be at least 1, got {steps}"),
+        (samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"),
+        (paths >= 2, "paths", f"must be at least 2, got {paths}"),
+    )
+    seeds = list(draw_seeds(seed, samples)) if samples else [None]
+    noise = torch.Generator(past.device).manual_seed(seed)
+    rows = torch.arange(past.shape[1], device=past.device).repeat_interleave(paths)
+    found = []
+    with evaluating(model):
+        for own in seeds:
+            reader = Reader(model, own, past.device)
+            for cut in past.split(READ_STEPS):
+                raw = reader.read(cut)[-1]
+            reader.take(rows)
+            raw, path = raw[rows], []
+            for _ in range(steps):
+                mean, scale = OUTPUT.read(raw.float())
+                path.append(
+                    mean + scale * torch.randn(mean.shape, generator=noise, device=mean.device)
+                )
+                raw = reader.read(path[-1][None])[-1] if len(path) < steps else raw
+            every = torch.stack(path).unflatten(1, (past.shape[1], paths))  # [steps, B, paths, C]
+            found.append(every.permute(2, 0, 1, 3))
+            if advance is not None:
+                advance(1)
+    return Forecast(torch.stack(found))
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Forecasts from `origins` places of a series, by the number of steps ahead, in units of each
+    column's spread: `rmse` of their mean, beside that of `persistence` (the last row, for ever),
+    `crps`, and what central 90 % intervals hold."""
+
+    origins: int
+    past: int
+    samples: int
+    paths: int
+    rmse: tuple[float, ...]
+    persistence: tuple[float, ...]
+    crps: tuple[float, ...]
+    coverage_90: tuple[float, ...]
+
+
+def backtest(
+    model: Bayesian,
+    values: NDArray[np.float32],
+    steps: int,
+    origins: int = 100,
+    past: int = PAST,
+    samples: int = 20,
+    paths: int = 25,
+    seed: int = 1,
+    device: torch.device | str = "cpu",
+    advance: Advance | None = None,
+) -> Backtest:
+    """Forecast from places that are spread evenly over rows [N, C], each after as many rows of the
+    past, and compare with what came."""
+    past = min(past, len(values) // 2)
+    last = len(values) - steps
+    if past < 1 or last < past:
+        raise UserError(
+            f"{len(values)} rows are too few for forecasts of {steps} steps after {past} rows; "
+            "lower --horizon, or give more rows"
+        )
+    starts = np.unique(np.linspace(past, last, num=origins).astype(int)).tolist()
+    begun = torch.from_numpy(np.stack([values[s - past : s] for s in starts], axis=1)).to(device)
+    came = torch.from_numpy(np.stack([values[s : s + steps] for s in starts], axis=1)).to(device)
+    found = forecast(model, begun, steps, samples, paths, seed, advance)
+    pit = found.cdf(came)
+    return Backtest(
+        len(starts),
+        past,
+        samples,
+        paths,
+        rmse=_by_step(lambda step: _root(found.mean[step] - came[step]), steps),
+        persistence=_by_step(lambda step: _root(begun[-1] - came[step]), steps),
+        crps=tuple(found.crps(came).mean(dim=(1, 2)).tolist()),
+        coverage_90=_by_step(lambda step: coverage(pit[step], (0.9,)).share.item(), steps),
+    )
+
+
+def _by_step(of: Callable[[int], float], steps: int) -> tuple[float, ...]:
+    return tuple(of(step) for step in range(steps))
+
+
+def _root(difference: Tensor) -> float:
+    return difference.double().square().mean().sqrt().item()

@@ -1,0 +1,76 @@
+"""A recurrent forecaster of a series: the next row's distribution. A plain module."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import require
+from bayesrnn.models.dropout import DropoutSettings, MaskedRNN
+from bayesrnn.models.language import CELLS, Cell, State, open_forget_gates, start_weights
+from bayesrnn.models.linear import Linear
+
+
+@dataclass(frozen=True)
+class SeriesSettings:
+    """The shape of a `Forecaster`; a recipe's `[model]` table for series.
+
+    `noise` is where the scale of the noise starts, in units of a column's spread.
+    """
+
+    cell: Cell = "gru"
+    hidden: int = 64
+    layers: int = 1
+    init: float = 0.1
+    noise: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(
+            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
+            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
+            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
+            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
+            (0 < self.noise < math.inf, "noise", f"must be a number above 0, got {self.noise}"),
+        )
+
+
+class Forecaster(nn.Module):
+    """Rows [T, B, columns] (time first) to [T, B, columns, 2], with carried state: of each column
+    of the next row its mean, and s, where softplus(s) is the scale of its noise.
+
+    What is learnt of the mean is the change from the row that was read last. Weights start uniform
+    in +-init; biases at 0, but those of an LSTM's forget gates at 1, and those of s where the noise
+    is `noise`.
+
+    >>> model = Forecaster(columns=3, settings=SeriesSettings(hidden=5))
+    >>> output, state = model(torch.zeros(7, 2, 3))
+    >>> output.shape
+    torch.Size([7, 2, 3, 2])
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        settings: SeriesSettings | None = None,
+        dropout: DropoutSettings | None = None,
+    ) -> None:
+        super().__init__()
+        chosen = settings or SeriesSettings()
+        masks = dropout or DropoutSettings()
+        masks.check_cell(chosen.cell)
+        masks.check_without_words()
+        require((columns >= 1, "columns", f"must be at least 1, got {columns}"))
+        plain = CELLS[chosen.cell](columns, chosen.hidden, chosen.layers)  # type: ignore[arg-type]
+        self.rnn = MaskedRNN(plain, masks) if masks.on_layers else plain
+        self.decoder = Linear(chosen.hidden, 2 * columns)
+        start_weights(self, chosen.init)
+        if chosen.cell == "lstm":
+            open_forget_gates(self.rnn, chosen.layers, chosen.hidden)
+        with torch.no_grad():
+            self.decoder.bias[columns:] = math.log(math.expm1(chosen.noise))
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        hidden, state = self.rnn(x, state)
+        change, s = self.decoder(hidden).chunk(2, dim=-1)
+        return torch.stack([x + change, s], dim=-1), state

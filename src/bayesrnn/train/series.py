@@ -1,0 +1,61 @@
+"""A series as a task of the trainer."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.data import Batch, SeriesData, StreamLoader, Vocabulary, load_series
+from bayesrnn.evaluate.series import OUTPUT, READ_STEPS, evaluate_series, read_series
+from bayesrnn.models.language import State, detach
+from bayesrnn.recipe import Recipe
+
+
+class SeriesTask:
+    """Predict the next row of a series."""
+
+    unit = "values"
+    watched = "valid_nll"
+    progress: tuple[str, ...] = ()
+    vocabulary: ClassVar[None] = None
+    labels: ClassVar[None] = None
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
+    ) -> None:
+        assert isinstance(recipe.data, SeriesData)
+        self.device = device
+        self.series = load_series(recipe.data)
+        train = recipe.train
+        self.batches = StreamLoader(
+            self.series.splits["train"].values,
+            train.streams,
+            train.unroll,
+            train.drop_last,
+            device,
+            "train",
+            "train.streams",
+        )
+        self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
+
+    @property
+    def digest(self) -> str:
+        return self.series.digest
+
+    def stream(self, split: str, streams: int = 1, key: str = "--streams") -> StreamLoader:
+        """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""
+        unroll = max(1, READ_STEPS // streams)
+        values = self.series.splits[split].values
+        return StreamLoader(values, streams, unroll, device=self.device, name=split, key=key)
+
+    def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
+        raw, state = model(batch.x, state)
+        return OUTPUT.nll(raw, batch.y).sum(dim=(0, 2)), detach(state)
+
+    def figures(self, nll: float) -> dict[str, float]:
+        return {"nll": nll}
+
+    def validate(self, model: Bayesian) -> dict[str, float]:
+        found = evaluate_series(read_series(model, self._valid), 0)
+        return {"valid_nll": found.nll, "valid_rmse": found.rmse, "valid_crps": found.crps}

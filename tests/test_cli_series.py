@@ -1,0 +1,132 @@
+"""The command line with series."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import bayesrnn as br
+from bayesrnn.recipe import to_toml
+from series_runs import series_recipe, write_series
+from small_runs import Cli
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("series")
+    br.train(series_recipe(folder, train={"epochs": 25}), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_train_names_what_is_watched(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "recipe.toml").write_text(to_toml(series_recipe(tmp_path)))
+    code, out, err = cli("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", "--json")
+    assert code == 0
+    figures = json.loads(out)
+    assert figures["valid_nll"] >= figures["best_valid_nll"]
+    assert "values an epoch" in err
+
+
+def test_evaluate_scores_the_next_row_each_column_and_forecasts(run: Path, cli: Cli) -> None:
+    found = json.loads(cli("evaluate", run, "--samples", 5, "--horizon", 4, "--json").out)
+    assert (found["values"], found["samples"]) == (2 * 59, 5)
+    assert found["total"] == pytest.approx(found["aleatoric"] + found["epistemic"])
+    assert found["rmse"] < found["persistence"]
+    assert [column["column"] for column in found["columns"]] == ["flow", "heat"]
+    recipe = br.read_recipe(run / "recipe.toml").data
+    assert isinstance(recipe, br.SeriesData)
+    squares = [(c["rmse"] / s) ** 2 for c, s in zip(found["columns"], recipe.spread, strict=True)]
+    assert found["rmse"] ** 2 == pytest.approx(sum(squares) / 2)
+    assert len(found["ahead"]["rmse"]) == 4
+    mean = json.loads(cli("evaluate", run, "--json").out)
+    assert (mean["samples"], mean["epistemic"], mean["expected_nll"]) == (0, 0, None)
+    shown = cli("evaluate", run, "--horizon", 2).out
+    assert "by column" in shown
+    assert "forecasts from" in shown
+
+
+def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cli) -> None:
+    command = ("forecast", run, "--horizon", 5, "--samples", 4, "--paths", 6)
+    found = json.loads(cli(*command, "--out", tmp_path / "f.csv", "--json").out)
+    assert (found["after"], found["horizon"]) == ("day 299", 5)
+    heat = found["columns"]["heat"]
+    assert all(
+        low < mid < high for low, mid, high in zip(*map(heat.get, ("lower", "mean", "upper")))
+    )
+    assert 0 < heat["mean"][0] < 40
+    with (tmp_path / "f.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 2 * 5
+    last = lines[-1]
+    assert (last["step"], last["column"]) == ("5", "heat")
+    assert float(last["mean"]) == pytest.approx(heat["mean"][-1], rel=1e-5)
+    assert "day 299" in cli(*command).out
+    mean = json.loads(cli("forecast", run, "--samples", 0, "--horizon", 3, "--json").out)
+    assert mean["columns"]["flow"]["epistemic"] == [0, 0, 0]
+
+
+def test_another_file_is_read_by_the_runs_own_numbers(run: Path, tmp_path: Path, cli: Cli) -> None:
+    other = write_series(tmp_path, rows=40, shift=50)
+    command = ("forecast", run, "--data", other, "--horizon", 1, "--json")
+    found = json.loads(cli(*command).out)
+    assert found["after"] == "day 39"
+    assert found["columns"]["flow"]["mean"][0] == pytest.approx(50, abs=10)
+    own = json.loads(cli("forecast", run, "--horizon", 1, "--json").out)
+    assert found["columns"]["flow"]["epistemic"][0] > own["columns"]["flow"]["epistemic"][0]
+
+
+def test_uncertainty_by_the_number_of_draws(run: Path, cli: Cli) -> None:
+    found = json.loads(cli("uncertainty", run, "--samples", "0,5", "--json").out)
+    by_draws = found["by_draws"]
+    assert [each["samples"] for each in by_draws] == [0, 5]
+    assert by_draws[0]["epistemic"] == 0 < by_draws[1]["epistemic"]
+    assert {"crps", "coverage_90", "calibration_error"} <= set(by_draws[0])
+
+
+def test_a_pruned_run_forecasts(run: Path, tmp_path: Path, cli: Cli) -> None:
+    small = tmp_path / "small"
+    assert cli("prune", run, "--fraction", 0.3, "--out", small).code == 0
+    assert cli("evaluate", small, "--json").code == 0
+    curve = json.loads(cli("prune", run, "--curve", "0,0.5", "--json").out)
+    assert curve["figure"] == "valid_nll"
+    found = json.loads(cli("forecast", small, "--horizon", 2, "--json").out)
+    assert found["samples"] == 0  # its weights are points
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["evaluate", "RUN", "--sharpened"], "--sharpened is not for a run on series"),
+        (["evaluate", "RUN", "--dynamic", "0.1"], "--dynamic is not for a run on series"),
+        (["evaluate", "RUN", "--horizon", "60"], "60 rows are too few for forecasts of 60 steps"),
+        (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more series"),
+        (["uncertainty", "RUN", "--gap"], "--gap is not for a run on series"),
+        (["generate", "RUN"], "is a run on series, which writes no text"),
+        (["forecast", "RUN", "--data", "nowhere.csv"], "nowhere.csv does not exist"),
+        (["forecast", "RUN", "--out", "nowhere/f.csv"], "there is no folder nowhere"),
+        (["forecast", "RUN", "--paths", "1"], "greater than or equal to 2"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    run: Path, cli: Cli, command: list[str], message: str
+) -> None:
+    code, _, err = cli(*(run if word == "RUN" else word for word in command))
+    assert code in (1, 2)
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+
+
+def test_only_a_run_on_series_forecasts(tmp_path: Path, cli: Cli) -> None:
+    from small_runs import small_recipe
+
+    br.train(small_recipe(tmp_path, train={"epochs": 1}), tmp_path / "run", quiet=True)
+    [line] = cli("forecast", tmp_path / "run").errors
+    assert line.endswith("is a run on text; only one on series can forecast")
+
+
+def test_a_file_without_rows_has_nothing_to_go_on_from(run: Path, tmp_path: Path, cli: Cli) -> None:
+    empty = tmp_path / "empty.csv"
+    empty.write_text("when,flow,site,heat\n")
+    [line] = cli("forecast", run, "--data", empty).errors
+    assert line == f"{empty} has no rows to go on from"
