@@ -180,11 +180,23 @@ class Attending(nn.Module):
 def test_the_second_order_refuses_any_noise_of_the_module(module: nn.Module, fine: bool) -> None:
     x = torch.randn(4, 5, 8, dtype=torch.float64)
     model = br.bayesianize(module, br.Sharpened(0.05, order="second")).train()
+    model.resample(nll=lambda: model(x).square().mean())
+    nll = model(x).square().sum()
     if fine:
-        model.resample(nll=lambda: model(x).square().mean())
+        assert gradients(model, nll)
         return
     with pytest.raises(RuntimeError, match=r"dropout .or other noise. that is drawn anew"):
-        model.resample(nll=lambda: model(x).square().mean())
+        gradients(model, nll)
+
+
+def test_masks_that_are_held_are_no_noise() -> None:
+    """They are drawn at the look, and are the same in all passes after it."""
+    dropout = br.DropoutSettings(kind="variational", input=0.3, recurrent=0.3, word=0.1)
+    net = br.LanguageModel(11, 4, 5, 1, dropout=dropout)
+    model = br.bayesianize(net, br.Sharpened(0.05, order="second")).train()
+    x = torch.arange(12).view(6, 2) % 11
+    model.resample(nll=lambda: model(x)[0].square().mean())
+    assert gradients(model, model(x)[0].square().sum())
 
 
 def test_the_fisher_estimate_squares_the_gradient_of_a_whole_sequence() -> None:
