@@ -219,6 +219,25 @@ def test_the_fisher_estimate_squares_the_gradient_of_a_whole_sequence() -> None:
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
 
 
+def test_the_fisher_estimate_squares_each_draw_by_itself() -> None:
+    """A sequence that two draws have read, the second of them in two forwards."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    posterior = br.Gaussian(0.2, estimator="fisher")
+    model = br.bayesianize(nn.Linear(8, 1, bias=False).double(), posterior, br.Uniform()).train()
+    (block,) = model.each_block()
+    first = model(x)
+    with model.hold():
+        rest = model(2 * x), model(3 * x)
+        _, found = gradients(model, sum((y.sum((1, 2)) - 1) ** 2 for y in (first, *rest)))
+        _, of_kl = gradients(model, torch.zeros(4, dtype=torch.float64, requires_grad=True))
+    slopes = [2 * (y.sum((1, 2)) - 1)[:, None] * x.sum(1) for y in (first, *rest)]
+    squares = slopes[0] ** 2 + (2 * slopes[1] + 3 * slopes[2]) ** 2  # of each sequence
+    (sigma,) = (scale.flatten() for _, scale in model.moments().values() if scale is not None)
+    wanted = sigma * squares.sum(0) * block.rho[:8].sigmoid() / Batch.streams
+    torch.testing.assert_close((found - of_kl)[:8], wanted, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_kl_after_a_step_is_that_of_the_new_weights(fused: bool) -> None:
     torch.manual_seed(1)

@@ -354,7 +354,7 @@ class Bayesian(nn.Module):
             yield
         finally:
             for block in self.each_block():
-                block.one_sequence, block.of_sequence = False, None
+                block.one_sequence, block.of_sequence = False, {}
 
     # --- running faster -------------------------------------------------------------------------
 
