@@ -352,8 +352,12 @@ def test_a_parametrised_embedding_keeps_its_rules() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_scripted_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"compiled by torch.jit"):
-        br.bayesianize(torch.jit.script(plain()))
+    compiled = torch.jit.script(plain())
+    for module, name in ((compiled, "weight"), (nn.Sequential(compiled), r"0\.weight")):
+        with pytest.raises(TypeError, match=rf"^{name} is in a module compiled by torch.jit"):
+            br.bayesianize(module)
+    beside = nn.Sequential(compiled, nn.Linear(2, 1))
+    assert br.bayesianize(beside, where="1.*")(torch.zeros(4, 3)).shape == (4, 1)
 
 
 def test_data_are_no_loader() -> None:
