@@ -51,9 +51,8 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     found = json.loads(cli(*command, "--out", tmp_path / "f.csv", "--json").out)
     assert (found["after"], found["horizon"]) == ("day 299", 5)
     heat = found["columns"]["heat"]
-    assert all(
-        low < mid < high for low, mid, high in zip(*map(heat.get, ("lower", "mean", "upper")))
-    )
+    ends = zip(heat["lower"], heat["mean"], heat["upper"], strict=True)
+    assert all(lower < mean < upper for lower, mean, upper in ends)
     assert 0 < heat["mean"][0] < 40
     with (tmp_path / "f.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -180,11 +180,23 @@ class Attending(nn.Module):
 def test_the_second_order_refuses_any_noise_of_the_module(module: nn.Module, fine: bool) -> None:
     x = torch.randn(4, 5, 8, dtype=torch.float64)
     model = br.bayesianize(module, br.Sharpened(0.05, order="second")).train()
+    model.resample(nll=lambda: model(x).square().mean())
+    nll = model(x).square().sum()
     if fine:
-        model.resample(nll=lambda: model(x).square().mean())
+        assert gradients(model, nll)
         return
     with pytest.raises(RuntimeError, match=r"dropout .or other noise. that is drawn anew"):
-        model.resample(nll=lambda: model(x).square().mean())
+        gradients(model, nll)
+
+
+def test_masks_that_are_held_are_no_noise() -> None:
+    """They are drawn at the look, and are the same in all passes after it."""
+    dropout = br.DropoutSettings(kind="variational", input=0.3, recurrent=0.3, word=0.1)
+    net = br.LanguageModel(11, 4, 5, 1, dropout=dropout)
+    model = br.bayesianize(net, br.Sharpened(0.05, order="second")).train()
+    x = torch.arange(12).view(6, 2) % 11
+    model.resample(nll=lambda: model(x)[0].square().mean())
+    assert gradients(model, model(x)[0].square().sum())
 
 
 def test_the_fisher_estimate_squares_the_gradient_of_a_whole_sequence() -> None:
@@ -205,6 +217,25 @@ def test_the_fisher_estimate_squares_the_gradient_of_a_whole_sequence() -> None:
             found.append(gradients(model, loss(*both)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+def test_the_fisher_estimate_squares_each_draw_by_itself() -> None:
+    """A sequence that two draws have read, the second of them in two forwards."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    posterior = br.Gaussian(0.2, estimator="fisher")
+    model = br.bayesianize(nn.Linear(8, 1, bias=False).double(), posterior, br.Uniform()).train()
+    (block,) = model.each_block()
+    first = model(x)
+    with model.hold():
+        rest = model(2 * x), model(3 * x)
+        _, found = gradients(model, sum((y.sum((1, 2)) - 1) ** 2 for y in (first, *rest)))
+        _, of_kl = gradients(model, torch.zeros(4, dtype=torch.float64, requires_grad=True))
+    slopes = [2 * (y.sum((1, 2)) - 1)[:, None] * x.sum(1) for y in (first, *rest)]
+    squares = slopes[0] ** 2 + (2 * slopes[1] + 3 * slopes[2]) ** 2  # of each sequence
+    (sigma,) = (scale.flatten() for _, scale in model.moments().values() if scale is not None)
+    wanted = sigma * squares.sum(0) * block.rho[:8].sigmoid() / Batch.streams
+    torch.testing.assert_close((found - of_kl)[:8], wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -321,8 +352,12 @@ def test_a_parametrised_embedding_keeps_its_rules() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_scripted_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"compiled by torch.jit"):
-        br.bayesianize(torch.jit.script(plain()))
+    compiled = torch.jit.script(plain())
+    for module, name in ((compiled, "weight"), (nn.Sequential(compiled), r"0\.weight")):
+        with pytest.raises(TypeError, match=rf"^{name} is in a module compiled by torch.jit"):
+            br.bayesianize(module)
+    beside = nn.Sequential(compiled, nn.Linear(2, 1))
+    assert br.bayesianize(beside, where="1.*")(torch.zeros(4, 3)).shape == (4, 1)
 
 
 def test_data_are_no_loader() -> None:

@@ -243,6 +243,14 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
             "dropout",
             "of a network for images has input, output and noise only",
         ),
+        (
+            {
+                "dropout": {"kind": "naive", "output": 0.5},
+                "posterior": {"rnn.*": {"kind": "sharpened", "order": "second"}},
+            },
+            "dropout.kind",
+            'must be "variational" with the second order of sharpening',
+        ),
         ({"data": REVIEWS | {"classes": 5}}, "data.classes", "must be 0, 3 or 4, got 5"),
         ({"prior": {"kind": "horseshoe"}}, "prior.kind", "is 'horseshoe'; allowed: uniform"),
         ({"prior": {"pi": 0.5}}, "prior.kind", "is missing; allowed: uniform, normal"),

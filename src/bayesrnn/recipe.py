@@ -410,6 +410,7 @@ def _check_together(recipe: Recipe) -> None:
         require((none, "dropout", "does not go with speech; leave it out"))
     else:
         recipe.dropout.check_cell(recipe.model.cell)
+        _check_repeatable(recipe)
         if isinstance(recipe.model, SeriesSettings):
             recipe.dropout.check_without_words()
     posterior, prior = recipe.posterior, recipe.prior
@@ -426,6 +427,16 @@ def _check_together(recipe: Recipe) -> None:
             problems += [(f"{table}.{key}", message) for key, message in error.problems]
     if problems:
         raise Invalid(problems)
+
+
+def _check_repeatable(recipe: Recipe) -> None:
+    """The second order of sharpening compares two forward passes."""
+    given = recipe.posterior
+    posteriors = given.values() if isinstance(given, Mapping) else [given]
+    fresh = recipe.dropout.kind == "naive" and recipe.dropout.on_layers
+    fits = not (fresh and any(posterior.second_order for posterior in posteriors))
+    said = 'must be "variational" with the second order of sharpening, which compares two passes'
+    require((fits, "dropout.kind", said))
 
 
 def _parse_override(text: str) -> dict[str, Any]:

@@ -63,6 +63,16 @@ def test_it_learns(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_about_the_same_in_bfloat16(kind: str, tmp_path: Path) -> None:
+    make, changes = KINDS[kind]
+    found = []
+    for precision in ("float32", "bfloat16"):
+        recipe = make(tmp_path, **changes, train={"precision": precision})
+        found.append(train(recipe, tmp_path / precision, quiet=True).epochs[-1]["train_nll"])
+    assert found[1] == pytest.approx(found[0], abs=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stops", [[3], [EPOCH, EPOCH + 1, 2 * EPOCH - 1]])
 def test_a_run_stopped_by_a_signal_ends_like_an_undisturbed_one(
     kind: str, stops: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

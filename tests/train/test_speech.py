@@ -71,6 +71,17 @@ def test_the_two_dimensional_network_learns_too(corpus: Path, tmp_path: Path) ->
     assert outcome.epochs[-1]["train_nll"] < outcome.epochs[0]["train_nll"]
 
 
+@pytest.mark.parametrize("model", [{}, GRID], ids=["blstm", "mdlstm"])
+def test_it_learns_about_the_same_in_bfloat16(
+    model: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    found = []
+    for precision in ("float32", "bfloat16"):
+        recipe = speech_recipe(corpus, model=model, train={"precision": precision, "epochs": 1})
+        found.append(train(recipe, tmp_path / precision, quiet=True).epochs[-1]["train_nll"])
+    assert found[1] == pytest.approx(found[0], rel=0.03)
+
+
 def test_draws_are_averaged_as_probabilities(corpus: Path, learnt: Path, tmp_path: Path) -> None:
     recipe = speech_recipe(corpus, train={"epochs": 1}, **NOISE)
     train(recipe, tmp_path / "run", quiet=True)

@@ -1,7 +1,7 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from bayesrnn.bayes.looking import (
     keep_only,
     leaves_of_draw,
     refine,
-    without_noise,
 )
 from bayesrnn.bayes.posterior import Delta, Tensors
 from bayesrnn.bayes.processes import rank_generator
@@ -233,10 +232,7 @@ class Bayesian(nn.Module):
             with self.beside():  # wanted after the look
                 assert block.noise is not None
                 later[block] = block.posterior.look_noise(block.noise, generator)
-        device = next(self.each_block()).parameters_by_name["loc"].device
-        with without_noise(device) if self.second_order else nullcontext():
-            seen = self._gradients_at(leaves, nll)[0]
-        factor = refine(seen)
+        factor = refine(self._gradients_at(leaves, nll)[0])
         for number in range(2, looks + 1):
             leaves = {block: leaves_of_draw(block) for block in looking}
             factor = refine(self._gradients_at(leaves, nll)[0], number)
@@ -373,7 +369,7 @@ class Bayesian(nn.Module):
             yield
         finally:
             for block in self.each_block():
-                block.one_sequence, block.of_sequence = False, None
+                block.one_sequence, block.of_sequence = False, {}
 
     # --- running faster -------------------------------------------------------------------------
 

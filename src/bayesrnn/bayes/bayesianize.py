@@ -56,8 +56,6 @@ def bayesianize(
             "module is Bayesian already, in whole or in part: its means and scales would be drawn "
             "again; give bayesianize the plain network (model.module is without weights)"
         )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("module is compiled by torch.jit: give bayesianize the one it was made of")
     module = copy.deepcopy(module)
     chosen = _choose(module, where)
     _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
@@ -135,7 +133,14 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
         }
     if not chosen:
         raise ValueError("where chooses no trainable parameter, so there is nothing to draw")
+    scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
+    compiled = {parameter for part in scripted for parameter in part.parameters()}
     for parameter, names in chosen.items():
+        if parameter in compiled:
+            raise TypeError(
+                f"{names[0]} is in a module compiled by torch.jit: give bayesianize the one it was "
+                "made of, or leave it out with where=..."
+            )
         if not parameter.is_floating_point():
             raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
         if parameter.numel() == 0:

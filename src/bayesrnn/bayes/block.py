@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.prior = prior  # which of the model's prior objects
         self.noise: Tensors | None = None  # neither parameter nor buffer: DDP would share it
         self.one_sequence = False  # set while the gradient of a single sequence is taken
-        self.of_sequence: Tensor | None = None  # that gradient at theta, so far
+        self.of_sequence: dict[tuple[int, ...], Tensor] = {}  # that gradient so far, by draw
         self.charge: Charge | None = None  # set while the KL's gradient rides on the loss's
         self.last_charge: Charge | None = None  # the last `kl`
         self.of_loss: Tensor | None = None  # the loss's gradient at theta, for the second order

@@ -297,7 +297,7 @@ def _pulled(block: Block, parameters: Tensors, noise: Tensors, gradient: Tensor)
     """The loss's gradient at theta, pulled back to the learnt tensors.
 
     The Fisher estimate squares the gradient of a whole sequence: where several forwards of one draw
-    have read it, each adds what the square gains by it.
+    have read it, each adds what the square gains by it. Another draw has a square of its own.
     """
 
     def pull(given: Tensor) -> Tensors:
@@ -305,12 +305,13 @@ def _pulled(block: Block, parameters: Tensors, noise: Tensors, gradient: Tensor)
 
     if not block.posterior.per_sequence:
         return pull(gradient)
-    before, block.of_sequence = block.of_sequence, gradient
+    draw = tuple(tensor.data_ptr() for tensor in noise.values())
+    before = block.of_sequence.get(draw)
+    whole = block.of_sequence[draw] = gradient if before is None else before + gradient
     if before is None:
-        return pull(gradient)
-    block.of_sequence = before + gradient
+        return pull(whole)
     old = pull(before)
-    return {name: new - old[name] for name, new in pull(block.of_sequence).items()}
+    return {name: new - old[name] for name, new in pull(whole).items()}
 
 
 def _joined(layout: Layout, like: Tensor, gradients: Sequence[Tensor | None]) -> Tensor:

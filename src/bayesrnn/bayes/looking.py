@@ -84,10 +84,11 @@ def bend(
         r = torch.finfo(dtype).eps ** (1 / 3) * (1 + size)
         r = r / length.clamp_min(torch.finfo(dtype).tiny)
     ends = []
-    for sign in (1, -1):
-        with torch.no_grad():
-            leaves = {b: _as_leaves(b, lay(b, phi[b] + sign * r * v[b])) for b in phi}
-        ends.append(gradients_at(leaves))
+    with without_noise(r.device):  # not at the look itself, where masks that are held are drawn
+        for sign in (1, -1):
+            with torch.no_grad():
+                leaves = {b: _as_leaves(b, lay(b, phi[b] + sign * r * v[b])) for b in phi}
+            ends.append(gradients_at(leaves))
     with torch.no_grad():
         for block, noise in look.noise.items():
             if not block.posterior.second_order:

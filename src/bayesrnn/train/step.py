@@ -234,6 +234,8 @@ class Step:
         """The step itself; `share` is the batch's share of the KL, as a tensor."""
         fast = self._replay is not None
         tuned = self.model.tuned(self.dtype, fast, self._stream, aligned=batch.x.is_cuda)
+        if self.dtype is not None and batch.x.is_floating_point():  # numbers, not ids of words
+            batch = replace(batch, x=batch.x.to(self.dtype))
         for group in self.update.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
