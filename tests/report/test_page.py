@@ -199,7 +199,8 @@ def test_images_and_numbers_show_what_applies(
     assert [name for name, _ in page.lines("reliability")] == ["images"]
     assert page.rows["error_percent_mean"][1] == page.rows["rmse_mean"][0] == "–"
     assert "there is no text to shade" in page.text
-    assert "no classes to be calibrated on" in page.text
+    assert [name for name, _ in page.lines("coverage")] == ["reviews"]
+    assert "in nats a prediction (of numbers: variances)" in page.text
     evaluated = json.loads(cli("evaluate", images, "--json").out)
     assert page.rows["error_percent_mean"][0] == f"{evaluated['error_percent']:.2f} %"
     figures = page.data["figures"]
@@ -211,6 +212,34 @@ def test_images_and_numbers_show_what_applies(
     code, _, _ = cli("report", images, bayes, "--samples", "0,2", "--out", out)
     assert code == 0
     assert [name for name, _ in Page(out).lines("entropy_gap")] == ["bayes"]
+
+
+def test_numbers_are_calibrated_by_intervals_of_the_most_draws(
+    cli: Cli, reviews: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "page.html"
+    code, said, err = cli("report", reviews, "--samples", "0,3", "--out", out, "--json")
+    assert (code, err) == (0, "")
+    page = Page(out)
+    expected = json.loads(cli("uncertainty", reviews, "--samples", "0,3", "--json").out)["by_draws"]
+    lines = json.loads(said)["runs"][0]["by_draws"]
+    for line, found in zip(lines, expected, strict=True):
+        assert line == pytest.approx(found, rel=1e-6)
+    assert page.rows["crps"] == [f"{expected[1]['crps']:.4f}"]
+    assert page.rows["coverage_90"] == [f"{expected[1]['coverage_90']:.1%}"]
+    assert page.rows["width_90"] == [f"{expected[1]['width_90']:.4f}"]
+    assert page.rows["calibration_error"] == [f"{expected[1]['calibration_error']:.4f}"]
+    figure = page.data["figures"]["coverage"]
+    (trace,) = figure["data"]
+    held = dict(zip(trace["x"], trace["y"], strict=True))
+    assert (held[0.5], held[0.9]) == (expected[1]["coverage_50"], expected[1]["coverage_90"])
+    gaps = [abs(share - level) for level, share in held.items()]
+    assert sum(gaps) / 19 == pytest.approx(expected[1]["calibration_error"])
+    (diagonal,) = figure["layout"]["shapes"]
+    assert [diagonal[key] for key in ("x0", "y0", "x1", "y1")] == [0, 0, 1, 1]
+    assert {"reliability", "risk_coverage"}.isdisjoint(page.data["figures"])
+    assert "Uncertainties are variances, by 3 draws" in page.text
+    assert "no risk against coverage" in page.text
 
 
 def test_a_pruned_run_has_no_learning_but_all_the_rest(

@@ -214,6 +214,23 @@ def reliability(runs: Runs) -> list["go.Figure"]:
                 f"<extra>{escape(run.name)}</extra>"
             ),
         )
+    return _diagonal(figure, runs)
+
+
+def coverage(runs: Runs) -> list["go.Figure"]:
+    """Of numbers: the share of targets in intervals that are to hold so many."""
+    figure = _figure("level of the interval", "share of targets in it")
+    for index, run in enumerate(runs):
+        if run.coverage is not None:
+            x, y = run.coverage.level.tolist(), run.coverage.share.tolist()
+            hover = "%{x:.0%} interval: %{y:.1%} of the targets"
+            label = f"{hover}<extra>{escape(run.name)}</extra>"
+            _line(figure, index, run, x, y, "", hovertemplate=label)
+    return _diagonal(figure, runs)
+
+
+def _diagonal(figure: "go.Figure", runs: Runs) -> list["go.Figure"]:
+    """Shares of both axes, and where they are the same."""
     figure.add_shape(
         type="line", x0=0, y0=0, x1=1, y1=1, line={"dash": "dot", "color": "var(--muted)"}
     )

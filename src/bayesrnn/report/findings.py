@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import CaptionData, SpeechData, TextData
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate import Reliability, RiskCoverage
+from bayesrnn.evaluate import Coverage, Reliability, RiskCoverage
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signal_to_noise
 from bayesrnn.recipe import Recipe
@@ -79,6 +79,8 @@ class Findings:
     changed: str | None
     """That its data are not those of its training, where they are not."""
     unigram: float | None = None
+    coverage: Coverage | None = None
+    """Where numbers are predicted."""
     passage: Passage | None = None
     spoken: Spoken | None = None
 

@@ -83,6 +83,13 @@ CHARTS = (
         figures.reliability,
     ),
     Chart(
+        "coverage",
+        "Reliability of intervals",
+        "On the dotted line the central 90 % intervals hold 90 % of the targets, and so on. Below "
+        "it the model is too sure, above it not sure enough.",
+        figures.coverage,
+    ),
+    Chart(
         "risk_coverage",
         "Risk and coverage",
         "The errors left when only the surest predictions are kept.",

@@ -15,21 +15,21 @@ from bayesrnn.data import StreamLoader, TextData, load_text
 from bayesrnn.evaluate import (
     TextUncertainty,
     caption_uncertainty,
+    coverage,
     entropy_gap,
     evaluate_captions,
     evaluate_labelled,
     evaluate_speech,
     evaluate_text,
+    labelled_uncertainty,
     reliability,
     reversed_text,
     risk_coverage,
     text_uncertainty,
     unigram_entropy,
 )
-from bayesrnn.evaluate.calibration import calibration
 from bayesrnn.evaluate.caption_scores import can_score
 from bayesrnn.evaluate.ctc import greedy, prefix_search
-from bayesrnn.evaluate.outputs import Categorical
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import joined, reading_cost
 from bayesrnn.prune import mixed, pruning_curve
@@ -119,26 +119,27 @@ def read_text(subject: Subject) -> dict[str, Any]:
 
 
 def read_labelled(subject: Subject) -> dict[str, Any]:
-    """Images or reviews: calibration where classes are predicted, and the pruning curve."""
+    """Images or reviews: calibration, of classes or of numbers, and the pruning curve."""
     run, model, recipe, counts, choices, watch = subject
     vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
     task = LabelledTask(recipe, choices.device, vocabulary)
     examples = task.examples(choices.split)
-    classes = isinstance(task.output, Categorical)
     targets = task.data.splits[choices.split].y.cpu()
     by_draws: list[dict[str, Any]] = []
     for count in sorted(counts):
         advance = watch(f"reading the {choices.split} set", examples.targets * max(count, 1))
         generator = torch.Generator(choices.device).manual_seed(choices.seed)
         result, mean = evaluate_labelled(model, examples, task.output, count, generator, advance)
-        parts = {part: getattr(mean, part).double().mean().item() for part in mean._fields[1:]}
-        scores = asdict(calibration(mean.mean.cpu(), targets)) if classes else {}
-        by_draws.append({"samples": count, **parts, **scores, **result.scores})
-    diagram = risk = None
-    if classes:
+        by_draws.append({**labelled_uncertainty(result, mean, targets), **result.scores})
+    notes = [f"It is trained on {task.unit}: there is no text to shade, and none to reverse."]
+    diagram = risk = held = None
+    if result.mixture is None:
         confidence, predicted = mean.mean.cpu().max(dim=1)
         diagram = reliability(confidence, predicted == targets)
         risk = risk_coverage(-confidence, predicted != targets)
+    else:
+        held = coverage(result.mixture.cdf(targets.to(choices.device)))
+        notes.append("Its numbers are not right or wrong, so there is no risk against coverage.")
     watched = task.watched.partition("_")[0]
     score = task.watched.removeprefix(f"{watched}_")
     held_out = task.examples(watched)
@@ -148,9 +149,6 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         scored, _ = evaluate_labelled(pruned, held_out, task.output, advance=advance)
         return scored.scores[score]
 
-    notes = [f"It is trained on {task.unit}: there is no text to shade, and none to reverse."]
-    if not classes:
-        notes.append("It predicts numbers, so it has no classes to be calibrated on.")
     return {
         "digest": task.digest,
         "unit": task.unit,
@@ -159,6 +157,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         "by_draws": by_draws,
         "reliability": diagram,
         "risk": risk,
+        "coverage": held,
         "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
         "pruning_score": f"{watched} {score}".replace("_", " "),
         "watched": task.watched,

@@ -48,6 +48,15 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         ("cider", f"{split} CIDEr of its captions", _caption_score("cider"), "{:.3f}"),
         ("ece", "calibration error", _score("ece"), "{:.4f}"),
         ("aurc", "risk-coverage area", _score("aurc"), "{:.4f}"),
+        ("crps", f"{split} CRPS", _score("crps"), "{:.4f}"),
+        ("coverage_90", "targets in 90 % intervals", _score("coverage_90"), "{:.1%}"),
+        ("width_90", "mean width of these", _score("width_90"), "{:.4f}"),
+        (
+            "calibration_error",
+            "calibration error of intervals",
+            _score("calibration_error"),
+            "{:.4f}",
+        ),
         ("total", "uncertainty, total", _score("total"), "{:.4f}"),
         ("epistemic", "of it epistemic", _score("epistemic"), "{:.4f}"),
         ("entropy_gap", "entropy gap", _score("entropy_gap"), "{:.4f}"),
@@ -160,6 +169,11 @@ DRAW_COLUMNS = {
     "accuracy": "accuracy",
     "ece": "ECE",
     "aurc": "AURC",
+    "crps": "CRPS",
+    "coverage_50": "in 50 %",
+    "coverage_90": "in 90 %",
+    "width_90": "width",
+    "calibration_error": "error",
 }
 
 
