@@ -677,12 +677,10 @@ def test_wrong_use_exits_with_2(wrong: list[str], cli: Cli, finished: Path) -> N
     assert flag.lstrip("-") in result.err
 
 
-def test_an_unknown_device_is_one_line(cli: Cli, finished: Path) -> None:
-    result = cli("evaluate", finished, "--device", "abacus")
-    assert (result.code, result.errors) == (
-        1,
-        ["--device is 'abacus'; use auto, cpu or cuda"],
-    )
+@pytest.mark.parametrize("device", ["abacus", "mps", "meta", "cpu:x"])
+def test_a_device_that_is_not_for_this_is_one_line(cli: Cli, finished: Path, device: str) -> None:
+    result = cli("evaluate", finished, "--device", device)
+    assert (result.code, result.errors) == (1, [f"--device is {device!r}; use auto, cpu or cuda"])
 
 
 def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:

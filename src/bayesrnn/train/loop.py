@@ -490,9 +490,12 @@ def choose_device(wanted: str, key: str = "train.device") -> torch.device:
     """ "auto" is the GPU where there is one; `key` is what the user set."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"{key} is {wanted!r}, but no GPU is available; use cpu")
     try:
-        return torch.device(wanted)
-    except RuntimeError as error:
-        raise UserError(f"{key} is {wanted!r}; use auto, cpu or cuda") from error
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"{key} is {wanted!r}; use auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"{key} is {wanted!r}, but no GPU is available; use cpu")
+    return device
