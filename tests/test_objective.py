@@ -357,6 +357,17 @@ def test_more_batches_than_the_loader_has_raise() -> None:
         run(objective, model, [first])
 
 
+def test_an_epoch_that_is_a_sample_of_the_data() -> None:
+    """As docs/gotchas.md says."""
+    data = regression(10)
+    loader = DataLoader(data, batch_size=4, sampler=RandomSampler(data, num_samples=7))
+    model, objective = linear(), FreeEnergy(SimpleNamespace(targets=len(data)))
+    for _ in range(3):
+        objective.restart()
+        run(objective, model, loader)
+        assert objective.epoch.share == 0.7
+
+
 def test_a_broken_off_epoch_needs_a_restart() -> None:
     loader = DataLoader(regression(10), batch_size=4)
     model, objective = linear(), FreeEnergy(loader)
