@@ -197,7 +197,7 @@ def sharpen(
         block.take(
             Sharpened(*own, sigma0=sigma0, eta=eta, clip=clip, relative=relative)
             if looks
-            else Gaussian(*own, estimator=old.estimator)
+            else Gaussian(*own)
         )
     if not found:
         listed = ", ".join(w.name for b in model.each_block() for w in b.layout.weights)
