@@ -139,6 +139,7 @@ def test_the_surest_captions_are_ranked_as_scipy_does() -> None:
     expected = stats.spearmanr(uncertainty, cider).statistic
     assert found.correlation == pytest.approx(expected)
     assert rank_captions(torch.zeros(3), torch.rand(3)).correlation is None
+    assert rank_captions(torch.rand(1), torch.rand(1)).correlation is None
 
 
 # --- scores --------------------------------------------------------------------------------------

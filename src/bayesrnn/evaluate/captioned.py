@@ -201,7 +201,7 @@ def rank_captions(uncertainty: Tensor, cider: Tensor) -> Ranking:
 
     best = 0.0 - risk_coverage(-cider, -cider).risk.mean().item()
     both = torch.stack([ranks(uncertainty), ranks(cider)])
-    spread = bool((both.std(dim=1) > 0).all())
+    spread = bool((both.amax(dim=1) > both.amin(dim=1)).all())
     correlation = torch.corrcoef(both)[0, 1].item() if spread else None
     return Ranking(at(1.0), at(0.5), at(0.1), quality.mean().item(), best, correlation)
 
