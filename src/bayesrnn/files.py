@@ -81,11 +81,12 @@ def writing(path: Path, remedy: str = "choose another folder") -> Iterator[None]
 def file_to_write(path: Path) -> Path:
     """The file that takes what is written to a path: where that is a link, what it points to.
     Refused where it would not be a regular file (but a folder, a pipe, a device)."""
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    of_system = target != path and path.absolute().parts[1:2] in (("dev",), ("proc",))
-    if of_system or target.is_symlink() or (path.exists() and not path.is_file()):
-        what = "a folder" if path.is_dir() else "no regular file"
-        raise UserError(f"cannot write {path}: it is {what}; give the name of a file")
+    with writing(path, "choose another"):  # a folder that may not be looked into, a name too long
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        of_system = target != path and path.absolute().parts[1:2] in (("dev",), ("proc",))
+        if of_system or target.is_symlink() or (path.exists() and not path.is_file()):
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise UserError(f"cannot write {path}: it is {what}; give the name of a file")
     return target
 
 

@@ -77,6 +77,12 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
         file_to_write(Path("/dev/stdout"))  # which may well lead to a file
 
 
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    for write in (file_to_write, lambda path: write_atomic(path, b"x")):
+        with pytest.raises(UserError, match=r"cannot write .*: File name too long; choose another"):
+            write(tmp_path / ("x" * 300))
+
+
 def test_a_table_is_read_back_whatever_is_in_it(tmp_path: Path) -> None:
     texts = ["a", "\r", "\n", "\r\n", '"', ",", "", " ", "\t", "é", "1"]
     write_csv(tmp_path / "a.csv", [["token", "nll"], *([text, 0.5] for text in texts)])
