@@ -13,6 +13,7 @@ from typer.main import get_command
 
 import bayesrnn as br
 from bayesrnn.cli import app
+from series_runs import write_series
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,6 +102,19 @@ def test_the_sharpened_step_of_the_tutorial_runs() -> None:
     model = known["model"]
     assert isinstance(model, br.Bayesian)
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_the_example_of_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = write_series(tmp_path, rows=3000).read_text()
+    Path("ETTh1.csv").write_text(table.replace("when,flow,site,heat", "date,HUFL,site,OT"))
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/series.md").read_text(), re.DOTALL)
+    assert code is not None
+    known: dict[str, object] = {}
+    exec(code[1], known)
+    found = known["found"]
+    assert isinstance(found, br.Forecast)
+    assert found.mean.shape == (24, 1, 2)
 
 
 def _code(text: str) -> list[str]:
