@@ -88,6 +88,9 @@ class Evaluations:
                 yield f"look{more}", partial(self.look, more)
                 for split in splits:
                     yield f"{split}_bound{more}", partial(self.bound, split, f"look{more}")
+            for split in splits:
+                how = {"draws": plan["look_draws"]}
+                yield f"{split}_bound_weighed", partial(self.bound, split, "look_more", **how)
         if not self.points or self.masked:
             yield "test_mc", partial(self.perplexity, "test", self.draws)
         for split in splits:
@@ -176,13 +179,20 @@ class Evaluations:
             raise UserError(f"there is no width to look with: {look} was left out or failed")
         return {"looks": 1, **self.done[look]}
 
-    def bound(self, split: str, look: str, rate: float = 0.0, by_variance: bool = False) -> Figures:
-        """`evaluate --sharpened --look WIDTH --looks N [--dynamic RATE [--by-variance]]`, in the
-        shape of the training, as wide as that search has found."""
+    def bound(
+        self,
+        split: str,
+        look: str,
+        rate: float = 0.0,
+        by_variance: bool = False,
+        draws: int = 1,
+    ) -> Figures:
+        """`evaluate --sharpened --look WIDTH --looks N [--samples N] [--dynamic RATE
+        [--by-variance]]`, in the shape of the training, as wide as that search has found."""
         found = self.found(look)
         model = looking(self.model, LOOK_AT, found["look"], self.recipe.train.streams)
         generator = torch.Generator(self.device).manual_seed(1)
-        how = {"rate": rate, "by_variance": by_variance, "looks": found["looks"]}
+        how = {"rate": rate, "by_variance": by_variance, "looks": found["looks"], "draws": draws}
         bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, **how)
         return {"look": found["look"], **asdict(bound)}
 

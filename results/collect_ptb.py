@@ -67,6 +67,10 @@ def figures_of(job: Job) -> dict[str, Figure]:
             perplexity(f"{split}_de_short", f"{split}_short_dv", options)
         options = f"--split {split}{look_flags(found.get('look_more'))}"
         perplexity(f"{split}_looks", f"{split}_bound_more", options, BOUND)
+        draws = found.get(f"{split}_bound_weighed", {}).get("draws")
+        perplexity(
+            f"{split}_weighed", f"{split}_bound_weighed", f"{options} --samples {draws}", BOUND
+        )
         if not bound:
             perplexity(f"{split}_look", f"{split}_bound", f"--split {split}{sharpened}", BOUND)
             name, rate = dynamic(found, split, "_bound")

@@ -37,6 +37,7 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
             "epoch1_look_more": {"look": 2.5, "looks": 4, "tried": []},
             "epoch1_valid_bound_more": scored(225.0),
             "test_bound_more": scored(level - 0.8),
+            "test_bound_weighed": scored(level - 1.1, draws=16),
             "valid_bound": scored(level + 2.5),
             "test_bound": scored(level - 0.5),
             "valid_bound_de": scored(level - 2, rate=0.1),

@@ -108,6 +108,8 @@ def test_a_sharpened_model_has_its_bounds_one_after_the_other(tmp_path: Path) ->
     assert found["valid_bound"]["kl"] > 0
     assert found["look_more"]["looks"] == found["test_bound_more"]["looks"] == 2
     assert found["valid_bound_more"]["bound"] != found["valid_bound"]["bound"]
+    assert found["test_bound_weighed"]["draws"] == 2
+    assert found["test_bound_weighed"]["look"] == found["look_more"]["look"]
     assert found["test_bound_de_chosen"]["rate"] in (0.05, 0.02)
     assert found["test_bound_dv_chosen"]["by_variance"]
     assert "prune_80_retrained" not in found

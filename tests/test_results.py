@@ -330,6 +330,8 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     assert (found["valid_epoch1"], found["valid_epoch1_looks"]) == (230.0, 225.0)
     assert found["test_looks"] == 73.2
     assert summary["ptb.sharpened.test_looks"]["command"].endswith("--look 1.5 --looks 4")
+    weighed = summary["ptb.sharpened.test_weighed"]["command"]
+    assert weighed.endswith("--look 1.5 --looks 4 --samples 16")
     assert summary["ptb.sharpened.valid_epoch1"]["command"].endswith("--sharpened --look 2")
     assert "prune_80" not in found
     command = summary["ptb.sharpened.test_de"]["command"]
