@@ -30,7 +30,14 @@ def expanded(path: str) -> Path:
 
 def whole_path(path: str) -> str:
     """The same from any folder, past all links."""
-    return os.path.realpath(expanded(path))
+    whole = os.path.realpath(expanded(path))
+    try:
+        whole.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the path {whole!r} is not UTF-8, so no recipe can hold it; rename the file or folder"
+        ) from error
+    return whole
 
 
 def read_chunks(

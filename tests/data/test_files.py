@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.files import file_to_write, open_atomic, sha256, write_atomic, write_csv
+from bayesrnn.files import (
+    file_to_write,
+    open_atomic,
+    sha256,
+    whole_path,
+    write_atomic,
+    write_csv,
+)
 
 
 def test_write_atomic_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -100,3 +107,10 @@ def test_sha256(tmp_path: Path) -> None:
     assert sum(seen) == len(data)
     with pytest.raises(UserError, match=r"cannot read .*gone: No such file"):
         sha256(tmp_path / "gone")
+
+
+def test_a_path_that_no_recipe_can_hold_is_refused(tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")
+    with pytest.raises(UserError, match="is not UTF-8, so no recipe can hold it; rename"):
+        whole_path(odd)
+    assert whole_path(str(tmp_path)) == os.path.realpath(tmp_path)

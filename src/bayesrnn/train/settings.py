@@ -36,8 +36,9 @@ def optimizers() -> list[str]:
 class TrainSettings:
     """How a model is trained.
 
-    A step reads `unroll` tokens of each of `streams` streams, with the state carried on; of images
-    and reviews it reads `streams`, in an order of its own in every epoch. `lr` stays for
+    A step reads `unroll` tokens (or rows of a series) of each of `streams` streams, with the state
+    carried on; of images and reviews it reads `streams`, in an order of its own in every epoch.
+    `lr` stays for
     `decay_after` epochs and is then multiplied by `decay` every epoch. Over the first `warm_up`
     epochs the KL's weight rises from 0 to what it should be. `clip` bounds the norm of
     all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
