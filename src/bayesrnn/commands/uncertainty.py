@@ -101,8 +101,8 @@ def uncertainty(
 
     Of a text: entropy, its aleatoric and epistemic parts, and calibration; the entropy gap, and
     whether other texts stand out. Of images and reviews: the means and calibration; of ratings and
-    series the variances, and how many fall within intervals. Of captions: whether unsure ones are bad ones,
-    and whether a wrong picture or noise makes it less sure.
+    series the variances, and how many fall within intervals. Of captions: whether unsure ones are
+    bad ones, and whether a wrong picture or noise makes it less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
