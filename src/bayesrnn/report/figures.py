@@ -292,7 +292,8 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     """
     figure = _figure("", "")
     times, now = shown.one.times, shown.one.past - 1
-    x = dates(times) or list(range(-now, len(times) - now))
+    days = dates(times)
+    x: list[Any] = list(range(-now, len(times) - now)) if days is None else [*days]
     told = [escape(time) for time in times]
     fans = shown.fans(column)
     rows = next(iter(fans.values())).rows
@@ -344,7 +345,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         hovertemplate="%{text}: %{y:.4~g}<extra>what came</extra>",
     )
     figure.add_vline(x[now], line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
-    if dates(times) is not None:
+    if days is not None:
         figure.update_xaxes(automargin=False)  # it leaves room for a third line
         figure.update_layout(margin_b=40)
     else:

@@ -1,6 +1,7 @@
 """Forecasts on the page: from the middle of a split what a run saw coming, beside what came; and
 how its errors grow with the number of steps ahead."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -141,7 +142,7 @@ def dates(times: Sequence[str]) -> list[str] | None:
         found = [datetime.fromisoformat(time).replace(tzinfo=None) for time in times]
     except ValueError:
         return None
-    forwards = all(a < b for a, b in zip(found, found[1:], strict=False))
+    forwards = all(a < b for a, b in itertools.pairwise(found))
     digits = any(time.isdigit() for time in times)  # the number of a row, say
     return [each.isoformat() for each in found] if forwards and not digits else None
 

@@ -279,8 +279,8 @@ def read_series_run(subject: Subject) -> dict[str, Any]:
         "pruning_score": figure.name.replace("_", " "),
         "watched": task.watched,
         "notes": [
-            "It is trained on a series: there is no text to shade, and none to reverse. "
-            f"{UNRANKED}"
+            "It is trained on a series: there is no text to shade, and none to reverse.",
+            UNRANKED,
         ],
     }
 
