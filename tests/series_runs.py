@@ -51,7 +51,8 @@ def series_table(folder: Path, **changes: Any) -> dict[str, Any]:
         },
     }
     for key, change in changes.items():
-        table[key] = {**table.get(key, {}), **change} if key != "posterior" else change
+        whole = key in ("posterior", "prior")
+        table[key] = change if whole else {**table.get(key, {}), **change}
     return table
 
 

@@ -7,6 +7,7 @@ import pytest
 from bayesrnn.train import loop
 from caption_runs import caption_recipe
 from labelled_runs import image_recipe, review_recipe
+from series_runs import series_recipe
 from small_runs import small_recipe
 
 POINTS = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
@@ -56,3 +57,17 @@ def dropout(folder: Path) -> Path:
     recipe = caption_recipe(folder / "c", **POINTS, dropout=dropped, train={"epochs": 4})
     loop.train(recipe, folder / "dropout", quiet=True)
     return folder / "dropout"
+
+
+@pytest.fixture(scope="session")
+def waves(folder: Path) -> Path:
+    """A Bayesian forecaster."""
+    loop.train(series_recipe(folder / "s"), folder / "waves", quiet=True)
+    return folder / "waves"
+
+
+@pytest.fixture(scope="session")
+def still(folder: Path) -> Path:
+    """Its baseline of points, on the same series."""
+    loop.train(series_recipe(folder / "s", **POINTS), folder / "still", quiet=True)
+    return folder / "still"

@@ -64,6 +64,11 @@ def captions(dropout: Path, brnn: Path, folder: Path) -> str:
     return written(folder / "captions.html", dropout, brnn, pictures=folder / "pictures")
 
 
+@pytest.fixture(scope="module")
+def series(still: Path, waves: Path, folder: Path) -> str:
+    return written(folder / "series.html", still, waves)
+
+
 def opened(browser: Any, address: str, width: int = 1280, theme: str = "light") -> None:
     """Open the page anew and wait until it is drawn."""
     browser.get("about:blank")
@@ -119,7 +124,7 @@ def assert_quiet(browser: Any) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("page", ["address", "captions"])
+@pytest.mark.parametrize("page", ["address", "captions", "series"])
 def test_it_is_drawn_without_an_error_a_request_or_an_overflow(
     browser: Any,
     page: str,
@@ -207,6 +212,30 @@ def test_captions_are_shaded_and_tell_their_predictions_as_a_text_does(
         ]
     loaded = "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
     assert browser.execute_script(f"return {loaded}")
+    assert_quiet(browser)
+
+
+def test_a_fan_shows_the_bands_of_one_run_and_one_view(browser: Any, series: str) -> None:
+    opened(browser, series)
+    bands = """
+      return [...document.querySelectorAll(".plot.fan")].map(plot => plot.data
+        .filter(trace => trace.meta && trace.visible).map(trace => trace.meta.join(" ")))
+    """
+
+    def shown() -> tuple[list[list[str]], str]:
+        key = browser.find_element("css selector", ".key")
+        return browser.execute_script(bands), key.text.replace("\n", " ")
+
+    assert shown()[0] == [["total 1", "total 1"]] * 2  # two columns; the last run comes first
+    assert "50 %" in shown()[1]
+    click(browser, "spread-0", "epistemic")
+    wait_for(browser, "document.querySelector('.plot.fan').data[2].visible === false")
+    assert shown()[0] == [["epistemic 1", "epistemic 1"]] * 2
+    assert "own doubt" in shown()[1]
+    assert "50 %" not in shown()[1]
+    click(browser, "fan-0", "0")
+    wait_for(browser, "document.querySelector('.plot.fan').data[2].visible === true")
+    assert shown()[0] == [["epistemic 0", "epistemic 0"]] * 2
     assert_quiet(browser)
 
 

@@ -59,7 +59,7 @@ def report(
     """One page about runs, to open in a browser.
 
     Learning, uncertainty, calibration, pruning, and a text, or captions of pictures, shaded word by
-    word. The page needs no network.
+    word; of a series, forecasts beside what came. The page needs no network.
 
     bayesrnn report runs/book --out page.html
 

@@ -7,6 +7,7 @@ changes; so both themes are in one place, page.css.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from bayesrnn.errors import UserError
 from bayesrnn.prune import SAFE_THRESHOLD
 from bayesrnn.report.findings import RATIO_EDGES, Findings
+from bayesrnn.report.forecasts import Shown, dates
 from bayesrnn.report.maps import Gate
 
 if TYPE_CHECKING:
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
 COLOURS = 6
 """How many of the page's colours are for runs; then they start over."""
 CURVE_POINTS = 200
+FAN_TICKS = 4
+"""Of a fan whose times are no dates."""
 FEW = 0.02
 """The share of captions whose mean says little."""
 FEW_EPOCHS = 8
 """So many get a tick each."""
 LONGEST_NAME = 36
 """Letters of a run's name in a legend."""
+NINETY = NormalDist().inv_cdf(0.95)
+"""Standard deviations to either side that hold 90 %."""
 SCORES = ("perplexity", "error_percent", "rmse", "per")
 """Those a run may be watched by."""
 Runs = Sequence[Findings]
@@ -78,17 +84,20 @@ def held_out(runs: Runs) -> list["go.Figure"]:
 def watched_key(run: Findings) -> str | None:
     """What an epoch's line calls the figure that tells how good the model is."""
     keys = [f"{split}_{score}" for score in SCORES for split in ("valid", "test")]
+    if run.ahead is not None:  # a series has an RMSE too
+        keys = [run.watched]
     return next((key for key in keys if run.epochs and key in run.epochs[-1]), None)
 
 
 def learning_keys(run: Findings) -> list[str]:
     """The figures of an epoch that are drawn: the watched one; of speech also the loss, which is
-    what is learnt, and of the training set too."""
+    what is learnt, and of the training set too; of a series also the RMSE."""
     key = watched_key(run)
     if key is None:
         return []
     split, _, score = key.partition("_")
-    return [key, f"{split}_nll"] if score == "per" else [key]
+    beside = {"per": "nll", "nll": "rmse"}.get(score)
+    return [key, f"{split}_{beside}"] if beside else [key]
 
 
 def in_words(key: str) -> str:
@@ -269,6 +278,114 @@ def captions_kept(runs: Runs) -> list["go.Figure"]:
             points = x.tolist(), y.tolist()
             _line(figure, index, run, *points, part, dashes[part], first, mode="lines")
     figure.update_xaxes(range=[0, 1.01], tickformat=".0%")
+    return _drawn(figure, runs)
+
+
+# --- forecasts ------------------------------------------------------------------------------------
+
+
+def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
+    """A column's past and what came, and what runs saw coming: the mean of the paths, and bands.
+
+    The bands of all runs would hide each other: the page's script shows those of one run and one
+    view, all of the spread or what of it is epistemic, by their `meta`.
+    """
+    figure = _figure("", "")
+    times, now = shown.one.times, shown.one.past - 1
+    days = dates(times)
+    x: list[Any] = list(range(-now, len(times) - now)) if days is None else [*days]
+    told = [escape(time) for time in times]
+    fans = shown.fans(column)
+    rows = next(iter(fans.values())).rows
+    for index, each in fans.items():
+        doubt = NINETY * each.doubt
+        for (low, high), view, opacity in (
+            (each.most, "total", 0.17),
+            (each.half, "total", 0.3),
+            (each.most, "epistemic", 0.12),
+            ((each.mean - doubt, each.mean + doubt), "epistemic", 0.5),
+        ):
+            ends = [rows[now], *high, *low[::-1], rows[now]]  # all bands open from the last row
+            figure.add_scatter(
+                x=[*x[now:], *x[:now:-1], x[now]],
+                y=[float(end) for end in ends],
+                name=escape(runs[index].name),
+                mode="lines",
+                line={"width": 0},
+                fill="toself",
+                fillcolor=colour(index),
+                opacity=opacity,
+                hoverinfo="skip",
+                meta=[view, index],
+            )
+    for index, each in fans.items():
+        figures = np.stack([*each.most, NINETY * each.doubt], axis=1).tolist()
+        _line(
+            figure,
+            index,
+            runs[index],
+            x[now:],
+            [float(rows[now]), *each.mean.tolist()],
+            "",
+            mode="lines",
+            text=told[now:],
+            customdata=[[float(rows[now]), float(rows[now]), 0.0], *figures],
+            hovertemplate=(
+                "%{text}: %{y:.4~g}<br>90 % in %{customdata[0]:.4~g} to %{customdata[1]:.4~g}<br>"
+                f"own doubt ± %{{customdata[2]:.3~g}}<extra>{escape(runs[index].name)}</extra>"
+            ),
+        )
+    figure.add_scatter(
+        x=x,
+        y=rows.tolist(),
+        name="what came",
+        mode="lines",
+        line={"color": "var(--ink)", "width": 1.75},
+        text=told,
+        hovertemplate="%{text}: %{y:.4~g}<extra>what came</extra>",
+    )
+    figure.add_vline(x[now], line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
+    if days is not None:
+        figure.update_xaxes(automargin=False)  # it leaves room for a third line
+        figure.update_layout(margin_b=40)
+    else:
+        ticks = np.unique(np.linspace(0, len(x) - 1, FAN_TICKS).round().astype(int)).tolist()
+        figure.update_xaxes(tickvals=[x[t] for t in ticks], ticktext=[told[t] for t in ticks])
+    figure.update_layout(showlegend=False, xaxis_title=None, yaxis_title=None)
+    return figure
+
+
+def error_ahead(runs: Runs) -> list["go.Figure"]:
+    """RMSE and CRPS by the number of steps ahead, and what the last row, for ever, would give."""
+    figure = _figure("steps ahead", "error, in spreads of the column")
+    for index, run in enumerate(runs):
+        if run.ahead is not None:
+            rmse, crps = list(run.ahead.scores.rmse), list(run.ahead.scores.crps)
+            steps = list(range(1, len(rmse) + 1))
+            _line(figure, index, run, steps, rmse, "RMSE", mode="lines")
+            _line(figure, index, run, steps, crps, "CRPS", "dash", legend=False, mode="lines")
+    for same in dict.fromkeys(run.ahead.scores.persistence for run in runs if run.ahead):
+        figure.add_scatter(
+            x=list(range(1, len(same) + 1)),
+            y=same,
+            name="the last row",
+            mode="lines",
+            line={"color": "var(--muted)", "dash": "dot", "width": 2},
+            hovertemplate="%{x}: %{y:,.4~r}<extra>the last row, RMSE</extra>",
+        )
+    figure.update_yaxes(rangemode="tozero")
+    return _drawn(figure, runs)
+
+
+def coverage_ahead(runs: Runs) -> list["go.Figure"]:
+    """What 90 % intervals hold, by the number of steps ahead."""
+    figure = _figure("steps ahead", "share of what came in 90 % intervals")
+    for index, run in enumerate(runs):
+        if run.ahead is not None:
+            held = list(run.ahead.scores.coverage_90)
+            _line(figure, index, run, list(range(1, len(held) + 1)), held, "", mode="lines")
+    figure.add_hline(0.9, line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
     return _drawn(figure, runs)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import CaptionData, SpeechData, TextData
+from bayesrnn.data import CaptionData, SeriesData, SpeechData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import Coverage, Reliability, RiskCoverage
 from bayesrnn.evaluate.reader import Watch
@@ -18,12 +18,14 @@ from bayesrnn.prune import SAFE_THRESHOLD, Pruned, bits_per_weight, mixed, signa
 from bayesrnn.recipe import Recipe
 from bayesrnn.report.captions import Spoken
 from bayesrnn.report.choices import Choices
+from bayesrnn.report.forecasts import Ahead
 from bayesrnn.report.maps import Matrix, matrices
 from bayesrnn.report.passage import Passage
 from bayesrnn.report.readings import (
     Subject,
     read_captions,
     read_labelled,
+    read_series_run,
     read_speech,
     read_text,
 )
@@ -32,7 +34,12 @@ from bayesrnn.storage import Damaged
 from bayesrnn.train.run import changed_data, read_metrics, with_data
 from bayesrnn.train.stopping import best_line
 
-READERS = {TextData: read_text, CaptionData: read_captions, SpeechData: read_speech}
+READERS = {
+    TextData: read_text,
+    CaptionData: read_captions,
+    SpeechData: read_speech,
+    SeriesData: read_series_run,
+}
 """By the kind of data; all others are labelled."""
 RATIO_EDGES = np.linspace(-4, 2, 91)
 """Of the histogram of signal to noise, in log10; what lies outside is put into the last ones."""
@@ -83,6 +90,8 @@ class Findings:
     """Where numbers are predicted."""
     passage: Passage | None = None
     spoken: Spoken | None = None
+    ahead: Ahead | None = None
+    """Where the data are a series."""
 
     @property
     def is_text(self) -> bool:

@@ -50,6 +50,8 @@ function draw(plot) {
       }
     }
   }
+  const { spread, run } = plot.closest("[data-fans]")?.dataset ?? {};
+  for (const trace of traces) if (trace.meta) trace.visible = trace.meta[0] === spread && trace.meta[1] === Number(run);
   return Plotly.react(plot, traces, layout, { ...config, staticPlot: map });
 }
 const visible = (plot) => plot.offsetParent !== null;
@@ -173,6 +175,17 @@ function upOrDown(words, at, key) {
   return best;
 }
 all(".reading").forEach(openReading);
+
+// --- forecasts ------------------------------------------------------------------------------------
+
+all("[data-fans]").forEach((fans, number) => {
+  onSwitch(`spread-${number}`, (event) => { fans.dataset.spread = event.target.value; redraw(all(".plot", fans)); });
+  onSwitch(`fan-${number}`, (event) => {
+    fans.dataset.run = event.target.value;
+    fans.style.setProperty("--shown", event.target.parentElement.querySelector(".dot").style.background);
+    redraw(all(".plot", fans));
+  });
+});
 
 // --- the maps -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from bayesrnn.report import figures
 from bayesrnn.report.captions import gather, sample, thumbnail
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.findings import Findings
+from bayesrnn.report.forecasts import side_by_side
 from bayesrnn.report.passage import LONGEST, MEASURES, Passage, scales
 from bayesrnn.report.table import draw_table, head_rows
 
@@ -44,6 +45,20 @@ class Chart:
 
 
 CHARTS = (
+    Chart(
+        "error_ahead",
+        "Error by steps ahead",
+        "The RMSE of the forecasts' mean (solid) and the CRPS of their paths (dashed), from many "
+        "places of the split. Dotted, the RMSE of the last row, for ever.",
+        figures.error_ahead,
+    ),
+    Chart(
+        "coverage_ahead",
+        "Intervals by steps ahead",
+        "Of what came, the share that the central 90 % intervals held. Below the dotted line the "
+        "model is too sure so far ahead.",
+        figures.coverage_ahead,
+    ),
     Chart(
         "held_out",
         "Held-out score",
@@ -145,6 +160,9 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
     maps = [_maps(run, index) for index, run in enumerate(runs)]
     for each in maps:
         charts |= each.pop("figures")
+    forecasts = _forecasts(runs)
+    for series in forecasts:
+        charts |= series.pop("figures")
     passages = [run.passage for run in runs]
     captions = _captions(runs, choices, len(passages))
     spoken = [said["passage"] for card in captions["cards"] for said in card["said"]]
@@ -164,6 +182,7 @@ def render(runs: Sequence[Findings], choices: Choices) -> str:
         shown=shown,
         maps=maps,
         captions=captions,
+        forecasts=forecasts,
         measures=MEASURES,
         longest=LONGEST,
         measured=_measured(runs),
@@ -212,7 +231,7 @@ def _measured(runs: Sequence[Findings]) -> str:
     return "; ".join(f"{text} ({', '.join(names)})" for text, names in parts.items())
 
 
-# --- the shaded words and the maps ----------------------------------------------------------------
+# --- the shaded words, the forecasts and the maps -------------------------------------------------
 
 
 def _captions(runs: Sequence[Findings], choices: Choices, first: int) -> dict[str, Any]:
@@ -241,6 +260,26 @@ def _captions(runs: Sequence[Findings], choices: Choices, first: int) -> dict[st
         "differing": differing,
         "missing": sum(card["image"] is None for card in cards),
     }
+
+
+def _forecasts(runs: Sequence[Findings]) -> list[dict[str, Any]]:
+    """Each series that runs forecast, a card a column."""
+    found = []
+    for number, shown in enumerate(side_by_side([run.ahead for run in runs])):
+        keys = {name: f"fan {number} {name}" for name in shown.names}
+        found.append(
+            {
+                "figures": {
+                    key: json.loads(figures.fan(shown, name, runs).to_json())
+                    for name, key in keys.items()
+                },
+                "cards": keys,
+                "runs": list(shown.runs),
+                "one": shown.one,
+                "doubts": any(ahead.doubts for ahead in shown.runs.values()),
+            }
+        )
+    return found
 
 
 def _words(passage: Passage | None) -> list[dict[str, Any] | None]:

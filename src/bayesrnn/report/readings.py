@@ -31,20 +31,24 @@ from bayesrnn.evaluate import (
 from bayesrnn.evaluate.caption_scores import can_score
 from bayesrnn.evaluate.ctc import greedy, prefix_search
 from bayesrnn.evaluate.reader import Watch
+from bayesrnn.evaluate.series import evaluate_series, read_series
 from bayesrnn.evaluate.uncertainty import joined, reading_cost
 from bayesrnn.prune import mixed, pruning_curve
 from bayesrnn.pruned_run import watched_figure
 from bayesrnn.recipe import Recipe
 from bayesrnn.report.captions import speak
 from bayesrnn.report.choices import Choices
+from bayesrnn.report.forecasts import look_ahead
 from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
 from bayesrnn.saving import has_vocabulary, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
+from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask, LanguageTask
 
 FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 """Pruned for the curve."""
+UNRANKED = "Its numbers are not right or wrong, so there is no risk against coverage."
 UNSCORED = "Its captions have no BLEU and CIDEr; the scorers are in the extra bayesrnn[captions]."
 
 
@@ -139,7 +143,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         risk = risk_coverage(-confidence, predicted != targets)
     else:
         held = coverage(result.mixture.cdf(targets.to(choices.device)))
-        notes.append("Its numbers are not right or wrong, so there is no risk against coverage.")
+        notes.append(UNRANKED)
     watched = task.watched.partition("_")[0]
     score = task.watched.removeprefix(f"{watched}_")
     held_out = task.examples(watched)
@@ -238,6 +242,45 @@ def read_speech(subject: Subject) -> dict[str, Any]:
             "are no single predictions to be calibrated on; `bayesrnn transcribe --samples 10` "
             "says how sure each label is. Labels are read off by prefix search; in the curves of "
             "learning and pruning, by the best path."
+        ],
+    }
+
+
+def read_series_run(subject: Subject) -> dict[str, Any]:
+    """A series: calibration one step ahead, forecasts of many, and the pruning curve."""
+    _, model, recipe, counts, choices, watch = subject
+    task = SeriesTask(recipe, choices.device)
+    rows = task.stream(choices.split)
+    by_draws: list[dict[str, Any]] = []
+    for count in sorted(counts):
+        advance = watch(f"reading the {choices.split} rows", rows.targets * max(count, 1))
+        generator = torch.Generator(choices.device).manual_seed(choices.seed)
+        reading = read_series(model, rows, count, generator, advance)
+        by_draws.append(asdict(evaluate_series(reading, count)))
+    values = by_draws[-1]["values"]
+    figure = watched_figure(task)
+    advance = watch("pruning", len(FRACTIONS))
+    return {
+        "digest": task.digest,
+        "unit": task.unit,
+        "read": values,
+        "measured": (
+            f"all {values:,} {task.unit} of the {choices.split} rows, each one step ahead, in "
+            "units of its column's spread"
+        ),
+        "by_draws": by_draws,
+        "reliability": None,
+        "risk": None,
+        "coverage": coverage(reading.mixture.cdf(reading.targets)),
+        "ahead": look_ahead(model, task, choices.split, max(counts), choices.seed, watch),
+        "pruning": pruning_curve(
+            model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
+        ),
+        "pruning_score": figure.name.replace("_", " "),
+        "watched": task.watched,
+        "notes": [
+            "It is trained on a series: there is no text to shade, and none to reverse.",
+            UNRANKED,
         ],
     }
 

@@ -44,6 +44,7 @@ def head_rows(runs: Sequence[Findings]) -> list[tuple[str, str, list[Cell]]]:
         if most:
             rows.append((f"{key}_draws", f"{title}, by {most} draws", _score(key, most), form))
     rows += [
+        ("persistence", "that of the row before, once more", _score("persistence"), "{:.4f}"),
         ("bleu4", f"{split} BLEU-4 of its captions", _caption_score("bleu4"), "{:.3f}"),
         ("cider", f"{split} CIDEr of its captions", _caption_score("cider"), "{:.3f}"),
         ("ece", "calibration error", _score("ece"), "{:.4f}"),
