@@ -349,7 +349,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         figure.update_xaxes(automargin=False)  # it leaves room for a third line
         figure.update_layout(margin_b=40)
     else:
-        ticks = np.unique(np.linspace(0, len(x) - 1, FAN_TICKS).round().astype(int)).tolist()
+        ticks = sorted({(2 * k + 1) * len(x) // (2 * FAN_TICKS) for k in range(FAN_TICKS)})
         figure.update_xaxes(tickvals=[x[t] for t in ticks], ticktext=[told[t] for t in ticks])
     figure.update_layout(showlegend=False, xaxis_title=None, yaxis_title=None)
     return figure
