@@ -10,6 +10,7 @@ from bayesrnn.data import Batch, SeriesData, StreamLoader, Vocabulary, load_seri
 from bayesrnn.evaluate.series import OUTPUT, READ_STEPS, evaluate_series, read_series
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
+from bayesrnn.train.streams import training_streams
 
 
 class SeriesTask:
@@ -28,15 +29,7 @@ class SeriesTask:
         self.device = device
         self.series = load_series(recipe.data)
         train = recipe.train
-        self.batches = StreamLoader(
-            self.series.splits["train"].values,
-            train.streams,
-            train.unroll,
-            train.drop_last,
-            device,
-            "train",
-            "train.streams",
-        )
+        self.batches = training_streams(self.series.splits["train"].values, train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
 
     @property

@@ -36,6 +36,7 @@ from bayesrnn.recipe import Data, Recipe
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
+from bayesrnn.train.streams import training_streams
 
 EVALUATION_TOKENS = 512
 """Tokens a cut of an evaluation; the state is carried, so it changes speed and memory only."""
@@ -104,15 +105,7 @@ class LanguageTask:
         self.corpus: Corpus = load_text(recipe.data, vocabulary)
         self.device = device
         train = recipe.train
-        self.batches = StreamLoader(
-            self.corpus.ids["train"],
-            train.streams,
-            train.unroll,
-            train.drop_last,
-            device,
-            "train",
-            "train.streams",
-        )
+        self.batches = training_streams(self.corpus.ids["train"], train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
 
     @property
