@@ -52,8 +52,9 @@ def forecast(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Go on from the last row of a run's series, or of another file with the same columns.
+    """What comes after the last row of a run's series.
 
+    Or of another file with the same columns (--data).
     Of each column and step: the mean, the interval that should hold 90 % of what comes, and how
     much of the spread is noise (aleatoric) and how much the model's own doubt (epistemic), as
     standard deviations.
