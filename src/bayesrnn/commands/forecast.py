@@ -54,10 +54,9 @@ def forecast(
 ) -> None:
     """What comes after the last row of a run's series.
 
-    Or of another file with the same columns (--data).
-    Of each column and step: the mean, the interval that should hold 90 % of what comes, and how
-    much of the spread is noise (aleatoric) and how much the model's own doubt (epistemic), as
-    standard deviations.
+    Or after that of another file with the same columns (--data). Of each column and step: the mean,
+    the interval that should hold 90 % of what comes, and how much of the spread is noise
+    (aleatoric) and how much the model's own doubt (epistemic), as standard deviations.
 
     bayesrnn forecast runs/ett --horizon 48 --out next.csv
 
@@ -97,13 +96,12 @@ def _by_column(found: Forecast, settings: SeriesData) -> dict[str, dict[str, lis
     """The figures [steps] of each column, in its own unit."""
     places = {"mean": found.mean, "lower": found.quantile(0.05), "upper": found.quantile(0.95)}
     sizes = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
-    columns: dict[str, dict[str, list[float]]] = {}
-    for c, name in enumerate(settings.columns):
-        spread, centre = settings.spread[c], settings.centre[c]
-        own = {k: (spread * t[:, 0, c].double() + centre).tolist() for k, t in places.items()}
-        own |= {k: (spread * t[:, 0, c].double()).tolist() for k, t in sizes.items()}
-        columns[name] = own
-    return columns
+    own = {key: unscaled(settings, t[:, 0].cpu().numpy()) for key, t in places.items()}
+    own |= {key: t[:, 0].double().cpu().numpy() * settings.spread for key, t in sizes.items()}
+    return {
+        name: {key: numbers[:, c].tolist() for key, numbers in own.items()}
+        for c, name in enumerate(settings.columns)
+    }
 
 
 def _lines(columns: dict[str, dict[str, list[float]]], horizon: int) -> list[list[Any]]:

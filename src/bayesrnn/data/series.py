@@ -88,7 +88,7 @@ class Series:
 def load_series(settings: SeriesData) -> Series:
     """The rows of the file, by split.
 
-    A path's numbers that are missing, or no numbers, are refused by their line and column.
+    Cells that are empty, or no finite numbers, are refused by their line and column.
     """
     table, times, digest = _read(settings)
     bounds = _bounds(settings, len(table))
@@ -155,12 +155,14 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8") from error
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=settings.separator)
     names = next(lines, [])
+    if not names:
+        raise UserError(f"{path} has no line of names; give a CSV file with names above its rows")
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
     missing = [name for name in wanted if name not in names]
     if missing:
         raise UserError(
-            f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; set "
-            "data.columns, data.time or data.separator"
+            f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; "
+            "give a file that has it, or set data.columns, data.time or data.separator"
         )
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
