@@ -23,6 +23,15 @@ from bayesrnn.bayes import (
     sharpen,
     weight_bits,
 )
+from bayesrnn.compress import (
+    Compressed,
+    CompressedRun,
+    CompressionCurve,
+    coarsest_step,
+    compress_run,
+    compression_curve,
+    compression_of_run,
+)
 from bayesrnn.data import (
     Batch,
     CaptionData,
@@ -124,6 +133,9 @@ __all__ = [
     "Captioner",
     "CaptionerSettings",
     "Categorical",
+    "Compressed",
+    "CompressedRun",
+    "CompressionCurve",
     "Dead",
     "Decoding",
     "Delta",
@@ -177,6 +189,10 @@ __all__ = [
     "build_speech_network",
     "calibration_of_numbers",
     "caption_pictures",
+    "coarsest_step",
+    "compress_run",
+    "compression_curve",
+    "compression_of_run",
     "dead_units",
     "decode_captions",
     "describe",

@@ -10,6 +10,7 @@ import typer
 from bayesrnn import __version__
 from bayesrnn.commands.bench import bench
 from bayesrnn.commands.caption import caption
+from bayesrnn.commands.compress import compress
 from bayesrnn.commands.evaluate import evaluate
 from bayesrnn.commands.features import features
 from bayesrnn.commands.forecast import forecast
@@ -46,6 +47,7 @@ for command in (
     transcribe,
     prepare,
     prune,
+    compress,
     report,
     bench,
 ):

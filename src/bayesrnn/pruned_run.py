@@ -8,14 +8,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from bayesrnn.bayes import Bayesian, Delta
 from bayesrnn.errors import UserError, require
-from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
-from bayesrnn.evaluate.ctc import Decoder, prefix_search
 from bayesrnn.files import write_atomic
 from bayesrnn.prune import (
     Pruned,
@@ -27,12 +25,19 @@ from bayesrnn.prune import (
     structure,
 )
 from bayesrnn.recipe import Recipe
-from bayesrnn.saving import TENSORS, has_vocabulary, load, load_recipe, load_vocabulary, save_own
+from bayesrnn.saving import (
+    TENSORS,
+    dense_bytes,
+    has_vocabulary,
+    load,
+    load_recipe,
+    load_vocabulary,
+    save_own,
+)
 from bayesrnn.train.loop import Outcome, choose_device, train
-from bayesrnn.train.run import Run, changed_data, shown, with_data
+from bayesrnn.train.run import Run, shown, with_data
 from bayesrnn.train.schedule import learning_rate
-from bayesrnn.train.speech import SpeechTask
-from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
+from bayesrnn.watched import run_task, watched_figure
 
 # --- one pruned run ---------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ def prune_run(
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
     model, outcome = _prune_into(run, out, how, data, quiet, device)
     total = sum(block.layout.count for block in model.each_block())
-    size, dense = (out / "model" / TENSORS).stat().st_size, _dense_bytes(model)
+    size, dense = (out / "model" / TENSORS).stat().st_size, dense_bytes(model)
     return PrunedRun(
         total,
         model.weight_count,
@@ -206,53 +211,7 @@ def _draws(model: Bayesian) -> torch.Generator:
     return torch.Generator(next(model.parameters()).device).manual_seed(1)
 
 
-def _dense_bytes(model: Bayesian) -> int:
-    """Of all means and all other tensors, without a file's head."""
-    means = [loc for loc, _ in model.moments().values()]
-    return sum(t.numel() * t.element_size() for t in (*means, *model.module.state_dict().values()))
-
-
 # --- what pruning costs a run -----------------------------------------------------------------
-
-
-class Figure(NamedTuple):
-    """A task's figure of a split: "valid_perplexity", say; the lower, the better."""
-
-    name: str
-    of: Callable[[Bayesian], float]
-
-
-def watched_figure(
-    task: Task,
-    split: str | None = None,
-    streams: int | None = None,
-    decode: Decoder = prefix_search,
-) -> Figure:
-    """The figure a task's training watches, by the posterior mean; of another split where one is
-    given. A text is read as so many `streams`. Of speech it is the label error rate, of the
-    test set where there is none to validate on, with labels read off by `decode`: `greedy` is fast
-    where little is left of a network, of which a search has to look at everything."""
-    if isinstance(task, SpeechTask) and streams is None:
-        part = split or ("valid" if "valid" in task.speech.splits else "test")
-        heard = task.utterances(part)
-        return Figure(f"{part}_per", lambda model: evaluate_speech(model, heard, decode).per)
-    if split is None and streams is None:
-        return Figure(task.watched, lambda model: task.validate(model)[task.watched])
-    if isinstance(task, LanguageTask):
-        text = task.stream(split or "valid", streams or 1)
-        name = f"{split or 'valid'}_perplexity"
-        return Figure(name, lambda model: evaluate_text(model, text).perplexity)
-    if isinstance(task, LabelledTask) and streams is None:
-        assert split is not None
-        examples, output = task.examples(split), task.output
-        error = task.watched.partition("_")[2]
-
-        def score(model: Bayesian) -> float:
-            return evaluate_labelled(model, examples, output)[0].scores[error]
-
-        return Figure(f"{split}_{error}", score)
-    key = "streams" if streams is not None else "split"
-    raise UserError(f"--{key} is not for this run's data; leave it out")
 
 
 @dataclass(frozen=True)
@@ -290,12 +249,7 @@ def run_curve(
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    recipe = with_data(run, load_recipe(run), data)
-    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-    changed = None if data else changed_data(run, recipe, task.digest)
-    if changed and warn is not None:
-        warn(changed)
-    figure = watched_figure(task, split, streams)
+    figure = watched_figure(run_task(run, place, data, warn), split, streams)
 
     def retrained(point: Pruned) -> Pruned:
         if out is None or point.percent == 100:

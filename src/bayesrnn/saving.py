@@ -3,9 +3,7 @@
 `<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>` for any other tensor, so
 that anyone can read a model without this package. For exact resumption see train/checkpoint.py.
 
-A pruned weight is stored sparsely: `<name>.keep` has a bit a weight in the order of memory, 1 where
-it is left (eight to a byte, the lowest bit first), and `<name>.loc` and `<name>.scale` hold one
-number for each that is left; config.json has its shape.
+A pruned weight is stored sparsely, and one that is rounded is coded: see packing.py.
 """
 
 import glob
@@ -28,7 +26,7 @@ from bayesrnn.bayes import (
 )
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
-from bayesrnn.errors import Invalid, UserError
+from bayesrnn.errors import Invalid, UserError, require
 from bayesrnn.models import (
     Captioner,
     CaptionerSettings,
@@ -42,6 +40,7 @@ from bayesrnn.models import (
     SpeechSettings,
     build_speech_network,
 )
+from bayesrnn.packing import Misfit, pack, stored_shapes, unpack
 from bayesrnn.recipe import (
     POSTERIORS,
     PRIORS,
@@ -56,11 +55,15 @@ CONFIG = "config.json"
 TENSORS = "model.safetensors"
 
 
-def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
+def save(
+    model: Bayesian, folder: str | Path, mean_only: bool = False, step: float | None = None
+) -> None:
     """Write a model to a folder (a model already there is replaced; anything else is refused).
 
     What was pruned takes no room. `mean_only` leaves out the scales and the priors: `load` then
-    gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior.
+    gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior. With a
+    `step` every drawn weight's mean is rounded to a multiple of it and coded, and its scales are
+    those of its rows: see compress.py for how to choose one.
     """
     check_bayesian(model)
     path = Path(folder)
@@ -71,12 +74,21 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
             raise UserError(
                 f"{path} exists and is no bayesrnn model; choose another folder"
             ) from error
-    save_own(model, path, mean_only)
+    save_own(model, path, mean_only, step)
 
 
-def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
+def save_own(
+    model: Bayesian, path: Path, mean_only: bool = False, step: float | None = None
+) -> None:
     """`save` to a folder that is known to be a model's, that of a run: even one that is damaged is
     replaced."""
+    require(
+        (
+            step is None or 0 < step < math.inf,
+            "step",
+            f"must be a finite number above 0, got {step}",
+        )
+    )
     inside = path.iterdir() if path.is_dir() else ()
     others = [p.name for p in inside if p.name not in (CONFIG, TENSORS)]
     if others:
@@ -99,11 +111,9 @@ def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
         for name, named in _tensors_of(block, mean_only).items():
             index = {"posterior": known.index(True), "prior": 0 if mean_only else block.prior}
             axis = next(w.axis for w in block.layout.weights if w.name == name)
-            weights[name] = {**index, "axis": axis}
-            if "keep" in named:
-                weights[name]["shape"] = list(named["keep"].shape)
-                named = _packed(named)
-            for key, value in named.items():
+            stored, facts = pack(named, step)
+            weights[name] = {**index, "axis": axis, **facts}
+            for key, value in stored.items():
                 if f"{name}.{key}" in tensors:
                     raise UserError(
                         f"cannot save: the module has a tensor named {name}.{key} of its own"
@@ -115,12 +125,18 @@ def save_own(model: Bayesian, path: Path, mean_only: bool = False) -> None:
     ]
     if mean_only:
         priors = [{"settings": object_to_table(Uniform()), "values": {}}]
-    facts = {
+    settings = {
         "weights": weights,
         "posteriors": [object_to_table(posterior) for posterior in posteriors],
         "priors": priors,
     }
-    write_folder(path, "model", CONFIG, {TENSORS: tensors}, facts)
+    write_folder(path, "model", CONFIG, {TENSORS: tensors}, settings)
+
+
+def dense_bytes(model: Bayesian) -> int:
+    """Of all means and all other tensors, without a file's head."""
+    means = [loc for loc, _ in model.moments().values()]
+    return sum(t.numel() * t.element_size() for t in (*means, *model.module.state_dict().values()))
 
 
 def _check_kinds(model: Bayesian, mean_only: bool) -> None:
@@ -157,14 +173,14 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     files, facts = read_folder(path, "model", CONFIG)
     try:
         weights: dict[str, Any] = facts["weights"]
-        tensors = _unpacked(files[TENSORS], weights)
         posteriors = [object_from_table(POSTERIORS, table) for table in facts["posteriors"]]
         priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
-        _check_fits(path, module, weights, tensors)
+        _check_fits(path, module, weights, stored_shapes(files[TENSORS], weights))
+        tensors = unpack(files[TENSORS], weights)
         model = _rebuild(module, weights, posteriors, priors)
         values = [entry["values"] for entry in facts["priors"]]
         _fill(model, tensors, list(zip(priors, values, strict=True)))
-    except (KeyError, IndexError, TypeError, _Misfit, Invalid) as error:
+    except (KeyError, IndexError, TypeError, Misfit, Invalid) as error:
         raise Damaged(f"{path / CONFIG} is not what this version writes: {error!r}") from error
     return model.eval()
 
@@ -237,57 +253,15 @@ def _tensors_of(block: Block, mean_only: bool) -> dict[str, dict[str, Tensor]]:
     return found
 
 
-class _Misfit(ValueError):
-    """A sparse weight whose parts do not fit together."""
-
-
-def _packed(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A weight's tensors, sparsely."""
-    keep = named["keep"]
-    bits = torch.zeros(-(-keep.numel() // 8) * 8, dtype=torch.uint8, device=keep.device)
-    bits[: keep.numel()] = keep.flatten()
-    packed = (bits.view(-1, 8) << _places(keep.device)).sum(dim=1, dtype=torch.uint8)
-    values = {key: value[keep] for key, value in named.items() if key in ("loc", "scale")}
-    return {**named, **values, "keep": packed}
-
-
-def _unpacked(tensors: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict[str, Tensor]:
-    """All tensors of a file with the sparse ones filled up with zeros; masks are bool then."""
-    dense = dict(tensors)
-    for name, facts in weights.items():
-        if "shape" not in facts:
-            continue
-        shape, packed = facts["shape"], tensors[f"{name}.keep"]
-        count = math.prod(shape)
-        if packed.numel() != -(-count // 8):
-            raise _Misfit(f"{name}.keep has {packed.numel()} bytes for {count} weights")
-        bits = (packed.view(-1, 1) >> _places(packed.device)) & 1
-        keep = bits.flatten()[:count].bool()
-        dense[f"{name}.keep"] = keep.view(shape)
-        left = int(keep.sum())
-        for key in (f"{name}.{part}" for part in ("loc", "scale")):
-            if key not in tensors:
-                continue
-            if tensors[key].shape != (left,):
-                raise _Misfit(
-                    f"{key} has the shape {tuple(tensors[key].shape)}, expected ({left},)"
-                )
-            dense[key] = tensors[key].new_zeros(count)
-            dense[key][keep] = tensors[key]
-            dense[key] = dense[key].view(shape)
-    return dense
-
-
-def _places(device: torch.device) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=device)
-
-
 def _values(hyper: nn.Module) -> dict[str, float]:
     return {name: value.item() for name, value in hyper.state_dict().items()}
 
 
 def _check_fits(
-    path: Path, module: nn.Module, weights: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    path: Path,
+    module: nn.Module,
+    weights: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     """One line that names what does not fit between the file and the module."""
     here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
@@ -295,8 +269,8 @@ def _check_fits(
     tied = {n for n, _ in module.named_parameters(remove_duplicate=False) if n not in parameters}
     beside = {"keep", "scale"} | {name for cls in POSTERIORS.values() for name in cls.further}
     there = {
-        name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: tuple(t.shape)
-        for name, t in tensors.items()
+        name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: shape
+        for name, shape in shapes.items()
         if not (name.rpartition(".")[2] in beside and name.rpartition(".")[0] in weights)
     }
     wrong = [

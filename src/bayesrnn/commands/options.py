@@ -114,3 +114,11 @@ def draw_counts(samples: str) -> list[int]:
             f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
         )
     return sorted(set(counts))
+
+
+def numbers(flag: str, text: str) -> list[float]:
+    """The numbers of a flag that takes several."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{flag} takes numbers with commas, got {text!r}") from error

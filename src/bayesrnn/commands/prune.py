@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bayesrnn.commands.options import AsJson, Data, Device, Quiet, RunFolder, note, recipe_of
+from bayesrnn.commands.options import (
+    AsJson,
+    Data,
+    Device,
+    Quiet,
+    RunFolder,
+    note,
+    numbers,
+    recipe_of,
+)
 from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
 from bayesrnn.prune import Ranking, Structure
 from bayesrnn.pruned_run import RunCurve, prune_run, run_curve
@@ -84,8 +93,8 @@ def prune(
     _check_rest(several, out, retrain, lr, split is not None or streams is not None, scale)
     recipe_of(run)
     if several:
-        fractions = None if curve is None else _numbers("--curve", curve)
-        limits = None if thresholds is None else _numbers("--thresholds", thresholds)
+        fractions = None if curve is None else numbers("--curve", curve)
+        limits = None if thresholds is None else numbers("--thresholds", thresholds)
         with watching(hidden=quiet or bool(retrain)) as watch:
             advance = watch("pruning", len(fractions or limits or ()))
             found = run_curve(
@@ -156,13 +165,6 @@ def _check_rest(
         raise typer.BadParameter("a curve writes nothing without --retrain; leave out --out")
     if several and scale:
         raise typer.BadParameter("--scale is of --fraction and --threshold; a curve keeps scales")
-
-
-def _numbers(flag: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"{flag} takes numbers with commas, got {text!r}") from error
 
 
 def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> None:

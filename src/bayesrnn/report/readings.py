@@ -34,7 +34,6 @@ from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import evaluate_series, read_series
 from bayesrnn.evaluate.uncertainty import joined, reading_cost
 from bayesrnn.prune import mixed, pruning_curve
-from bayesrnn.pruned_run import watched_figure
 from bayesrnn.recipe import Recipe
 from bayesrnn.report.captions import speak
 from bayesrnn.report.choices import Choices
@@ -45,6 +44,7 @@ from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask, LanguageTask
+from bayesrnn.watched import watched_figure
 
 FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 """Pruned for the curve."""

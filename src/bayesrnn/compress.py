@@ -1,0 +1,238 @@
+"""Smaller files: every drawn weight's mean rounded to a multiple of one step, and coded.
+
+A posterior says how exactly a weight must be known: noise of its sigma was there in all of
+training. So means can be rounded coarsely, most of them to 0, and what is left of them are few
+different whole numbers, of which a general coder makes about a bit a weight (packing.py). This is
+the description length of Graves (2011) as a file, at a fixed precision for all weights and with a
+code that knows nothing of the prior.
+
+One step for all weights was better than a step for each tensor, than steps in proportion to sigma
+and than rounding that counts bits (docs/compression.md).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.errors import UserError, require
+from bayesrnn.packing import coded_bytes, from_levels, to_levels
+from bayesrnn.saving import (
+    TENSORS,
+    dense_bytes,
+    has_vocabulary,
+    load,
+    load_recipe,
+    load_vocabulary,
+    save_own,
+)
+from bayesrnn.train.loop import choose_device
+from bayesrnn.train.run import Run
+from bayesrnn.watched import run_task, watched_figure
+
+STEPS = (0.02, 0.05, 0.1, 0.2, 0.5)
+PER_OCTAVE = 4
+"""A search tries steps that are this many to a factor of two."""
+OCTAVES = 10
+"""How far below the largest weight a search goes."""
+MOST_TRIES = 1 + (PER_OCTAVE * OCTAVES).bit_length()
+"""How many steps a search tries at the most."""
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What rounding to multiples of `step` costs: the error then, the part of the weights that is
+    0, and how long the code of all drawn weights is, in bytes and in bits a weight."""
+
+    step: float
+    error: float
+    zeros: float
+    coded_bytes: int
+    coded_bits_per_weight: float
+
+
+@contextmanager
+def rounded(model: Bayesian, step: float) -> Iterator[None]:
+    """The model as a file coded with this step would have its means, for a while."""
+    require((0 < step < math.inf, "step", f"must be a finite number above 0, got {step}"))
+    before = {block: block.parameters_by_name["loc"] for block in model.each_block()}
+    saved = {block: loc.detach().clone() for block, loc in before.items()}
+    try:
+        with torch.no_grad():
+            for loc in before.values():
+                loc.copy_(from_levels(to_levels(loc, step), step, loc.dtype))
+        yield
+    finally:
+        with torch.no_grad():
+            for block, loc in before.items():
+                loc.copy_(saved[block])
+
+
+def compression_curve(
+    model: Bayesian,
+    score: Callable[[Bayesian], float],
+    steps: Iterable[float] = STEPS,
+    advance: Callable[[Compressed], None] | None = None,
+) -> list[Compressed]:
+    """What `score` says of the model rounded to each of these steps, and how small it is then; the
+    model is left as it was. `score` is as for `pruning_curve`; `advance` is told each point."""
+    check_bayesian(model)
+    rows = []
+    for step in steps:
+        with rounded(model, step):
+            error = float(score(model))
+        levels = _levels(model, step)
+        size, count = sum(map(coded_bytes, levels)), sum(map(Tensor.numel, levels))
+        rows.append(Compressed(step, error, _zeros(levels), size, 8 * size / count))
+        if advance is not None:
+            advance(rows[-1])
+    return rows
+
+
+def coarsest_step(
+    model: Bayesian,
+    score: Callable[[Bayesian], float],
+    most: float,
+    advance: Callable[[float, float], None] | None = None,
+) -> tuple[float, float]:
+    """The coarsest step, within a fifth, at which `score` is at most this, and the score there.
+
+    By bisection: a score that wavers may hide a coarser step, but the one found was measured.
+    `advance` is told each step tried, and its score."""
+    check_bayesian(model)
+    largest = max(float(block.mean().detach().abs().max()) for block in model.each_block())
+    require((largest > 0, "model", "must have some weight that is not 0"))
+    errors: dict[float, float] = {}
+
+    def step(place: int) -> float:  # three digits, as it is shown
+        return float(f"{largest * 2 ** (-place / PER_OCTAVE):.3g}")
+
+    def fits(place: int) -> bool:
+        with rounded(model, step(place)):
+            error = errors[step(place)] = float(score(model))
+        if advance is not None:
+            advance(step(place), error)
+        return error <= most
+
+    coarse, fine = 0, PER_OCTAVE * OCTAVES
+    if not fits(fine):
+        raise UserError(
+            f"even steps of {step(fine):g} end at {errors[step(fine)]:.4g}, above {most:.4g}; "
+            "allow more"
+        )
+    while coarse < fine:
+        middle = (coarse + fine) // 2
+        coarse, fine = (coarse, middle) if fits(middle) else (middle + 1, fine)
+    return step(fine), errors[step(fine)]
+
+
+def _levels(model: Bayesian, step: float) -> list[Tensor]:
+    return [to_levels(loc, step) for loc, _ in model.moments().values()]
+
+
+def _zeros(levels: list[Tensor]) -> float:
+    """The part of them that is 0."""
+    return sum(int((level == 0).sum()) for level in levels) / sum(map(Tensor.numel, levels))
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompressedRun:
+    """What `compress_run` has written. `dense_bytes` are those of all the means as they were.
+
+    `figure` is what was watched ("valid_perplexity", say), `before` and `after`; None where the
+    step was given, so that nothing had to be read."""
+
+    step: float
+    weights: int
+    zeros: float
+    file_bytes: int
+    dense_bytes: int
+    file_ratio: float
+    figure: str | None
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True)
+class CompressionCurve:
+    """A run's figure (its name: "valid_perplexity", say), as it is and at each step."""
+
+    figure: str
+    before: float
+    dense_bytes: int
+    points: tuple[Compressed, ...]
+
+
+def compress_run(
+    run: Path,
+    out: Path,
+    step: float | None = None,
+    allow: float = 0.01,
+    scale: bool = False,
+    data: str = "",
+    device: str = "auto",
+    advance: Callable[[float, float], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> CompressedRun:
+    """Round and code a run's model into a new run: means alone, unless `scale` is set.
+
+    Without a `step` it is the coarsest at which the figure that training watched is at most
+    `allow` above what it was: 0.01 for one percent. (A loss in nats may rise by log(1 + allow), as
+    the log of a perplexity would.)
+    """
+    require((allow >= 0, "allow", f"must be 0 or above, got {allow}"))
+    place = choose_device(device, "--device")
+    target = Run(out)
+    _check_folder(target)
+    recipe, model = load_recipe(run), load(run).to(place)
+    name = before = after = None
+    if step is None:
+        name, score = watched_figure(run_task(run, place, data, warn))
+        before = score(model)
+        step, after = coarsest_step(model, score, _most(name, before, allow), advance)
+    with target.locked():
+        target.prepare(recipe, fresh=False)
+        if has_vocabulary(recipe):
+            load_vocabulary(run).save(target.vocabulary)
+        save_own(model, target.model, mean_only=not scale, step=step)
+    size, dense = (target.model / TENSORS).stat().st_size, dense_bytes(model)
+    zeros, count = _zeros(_levels(model, step)), sum(b.layout.count for b in model.each_block())
+    return CompressedRun(step, count, zeros, size, dense, size / dense, name, before, after)
+
+
+def compression_of_run(
+    run: Path,
+    steps: Iterable[float] = STEPS,
+    data: str = "",
+    device: str = "auto",
+    advance: Callable[[Compressed], None] | None = None,
+    warn: Callable[[str], None] | None = None,
+) -> CompressionCurve:
+    """The figure that the run's training watched, at each step; the run is never changed."""
+    place = choose_device(device, "--device")
+    model = load(run).to(place)
+    name, score = watched_figure(run_task(run, place, data, warn))
+    points = compression_curve(model, score, steps, advance)
+    return CompressionCurve(name, score(model), dense_bytes(model), tuple(points))
+
+
+def _most(figure: str, before: float, allow: float) -> float:
+    if figure.endswith("_nll"):  # which may be below 0
+        return before + math.log1p(allow)
+    return before * (1 + allow)
+
+
+def _check_folder(target: Run) -> None:
+    """Refuse a folder that holds anything but the beginnings of such a run. (A recipe is compared
+    later.)"""
+    begun = {target.recipe, target.vocabulary}
+    if target.path.exists() and not (target.path.is_dir() and set(target.contents()) <= begun):
+        raise UserError(f"{target.path} exists and is not empty; choose another --out")
