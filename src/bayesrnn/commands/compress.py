@@ -47,7 +47,7 @@ def compress(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Round the weights and code them, for a file of about a bit a weight.
+    """Round weights and code them, in about a bit each.
 
     The step is the coarsest at which the figure that training watched (the perplexity of the
     validation text, say) is no more than a percent above what it was.
