@@ -88,13 +88,60 @@ def test_a_damaged_file_is_named_with_its_line(
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"), [("", "is empty"), ("nan", "is 'nan'"), ("inf", "'inf'")]
+    ("cell", "said"),
+    [("", "is empty"), ("nan", "is 'nan'"), ("inf", "'inf'"), ("1_0", "is '1_0'")],
 )
 def test_a_number_that_is_missing_is_refused(tmp_path: Path, cell: str, said: str) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a\n1\n2\n" + f'"{cell}"\n' + "4\n" * 9)
     with pytest.raises(UserError, match=rf"x.csv, line 4: 'a' .*{said}"):
         load_series(SeriesData(str(path), ("a",)))
+
+
+def test_in_a_file_of_one_column_a_blank_line_is_a_gap_but_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a\n1\n2\n" + "4\n3\n" * 9 + "\n\n")
+    assert sum(map(len, load_series(SeriesData(str(path), ("a",))).splits.values())) == 20
+    path.write_text("a\n1\n2\n\n\n" + "4\n3\n" * 9)
+    with pytest.raises(UserError, match=r"x.csv, line 4: 'a' is empty; fill it in"):
+        load_series(SeriesData(str(path), ("a",)))
+    path.write_text("a,b\n1,1\n\n" + "4,1\n3,1\n" * 9)  # with a separator there is no cell at all
+    assert sum(map(len, load_series(SeriesData(str(path), ("a",))).splits.values())) == 19
+
+
+@pytest.mark.parametrize(
+    ("columns", "time"), [(("a",), ""), (("b",), "a"), (("b", "a"), "")], ids=str
+)
+def test_a_name_that_two_columns_have_says_nothing(
+    tmp_path: Path, columns: tuple[str, ...], time: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b,a\n" + "1,2,3\n4,5,6\n" * 9)
+    with pytest.raises(UserError, match=r"x.csv has the column 'a' 2 times in its first line"):
+        load_series(SeriesData(str(path), columns, time))
+    series = load_series(SeriesData(str(path), ("b",)))
+    assert series.splits["train"].values.shape == (11, 1)
+
+
+@pytest.mark.parametrize("rows", [20, 50_000])  # more than a cell of the csv module may have
+def test_a_quote_that_is_not_closed_is_named_by_its_line(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('a,b\n1,2\n3,"4\n' + "5,6\n7,8\n" * rows)
+    with pytest.raises(UserError, match=r"x.csv, line 3: it cannot be read .* check its quotes"):
+        load_series(SeriesData(str(path), ("a",)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "remedy"),
+    [("0,5", "write decimals with a point"), ("1,234.5", "nothing between thousands")],
+)
+def test_decimal_commas_are_told_from_gaps(tmp_path: Path, cell: str, remedy: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n" + f"{cell};1\n" * 9)
+    with pytest.raises(
+        UserError, match=rf"line 2: 'a' is '{cell}', not a finite number; .*{remedy}"
+    ):
+        load_series(SeriesData(str(path), ("a",), separator=";"))
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
@@ -122,6 +169,8 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
         ({"columns": ("a", "a")}, "columns must name each once"),
         ({"time": "flow"}, "time must not be one of the columns"),
         ({"separator": "ab"}, "separator must be a character"),
+        ({"separator": '"'}, "separator must be a character, no quote"),
+        ({"separator": "\n"}, "separator must be a character, no quote"),
         ({"split": (0.5, 0.5, 0.5)}, "split must be three fractions"),
         ({"centre": (1.0,)}, "centre must have, like spread, a number a column"),
         ({"centre": (1.0, 2.0), "spread": (1.0, 0.0)}, "spread must be numbers above 0"),

@@ -4,8 +4,9 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -52,7 +53,11 @@ class SeriesData:
                 "time",
                 f"must not be one of the columns to predict, got {self.time!r}",
             ),
-            (len(self.separator) == 1, "separator", f"must be a character, got {self.separator!r}"),
+            (
+                len(self.separator) == 1 and self.separator not in '"\r\n',
+                "separator",
+                f"must be a character, no quote and no end of a line, got {self.separator!r}",
+            ),
             (
                 all(part > 0 for part in self.split)
                 and math.isclose(sum(self.split), 1, abs_tol=1e-6),
@@ -153,8 +158,8 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8") from error
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=settings.separator)
-    names = next(lines, [])
+    lines = _lines(path, text, settings.separator)
+    _, names = next(lines, (0, []))
     if not names:
         raise UserError(f"{path} has no line of names; give a CSV file with names above its rows")
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
@@ -164,14 +169,24 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
             f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; "
             "give a file that has it, or set data.columns, data.time or data.separator"
         )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
+            "give each a name of its own"
+        )
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
     table: list[list[float]] = []
     times: list[str] = []
-    for cells in lines:
-        if not cells:  # a blank line
+    gap: int | None = None  # in a file of one column a blank line is an empty cell, but at the end
+    for number, cells in lines:
+        if not cells:
+            gap = number if gap is None and len(names) == 1 else gap
             continue
-        where = f"{path}, line {lines.line_num}"
+        if gap is not None:
+            _number("", f"{path}, line {gap}", names[0])
+        where = f"{path}, line {number}"
         if len(cells) != len(names):
             raise UserError(f"{where}: it has {len(cells)} cells, and the first line {len(names)}")
         row = [_number(cells[p], where, names[p]) for p in places]
@@ -181,16 +196,33 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     return numbers, times, hashlib.sha256(data).hexdigest()
 
 
+def _lines(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line, with its number (of several lines, that of the first)."""
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    while True:
+        number = lines.line_num + 1
+        try:
+            cells = next(lines, None)
+        except csv.Error as error:
+            raise UserError(
+                f"{path}, line {number}: it cannot be read from here on ({error}); check its quotes"
+            ) from error
+        if cells is None:
+            return
+        yield number, cells
+
+
 def _number(cell: str, where: str, column: str) -> float:
     try:
-        value = float(cell)
+        value = math.nan if "_" in cell else float(cell)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         said = "is empty" if cell.strip() == "" else f"is {cell!r}, not a finite number"
-        raise UserError(
-            f"{where}: {column!r} {said}; fill it in, or leave the column out of data.columns"
-        )
+        remedy = "fill it in, or leave the column out of data.columns"
+        if "," in cell:
+            remedy = "write decimals with a point, and nothing between thousands"
+        raise UserError(f"{where}: {column!r} {said}; {remedy}")
     return value
 
 
