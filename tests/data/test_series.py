@@ -45,6 +45,9 @@ def test_other_rows_are_read_by_the_same_numbers(tmp_path: Path) -> None:
     rows = load_rows(settings(other, centre=own.centre, spread=own.spread))
     assert len(rows) == 7
     assert rows.values[:, 0].min() > 90
+    other.write_text("when,flow,heat\nnow,1,1\nthen,1,-1e60\n")
+    with pytest.raises(UserError, match=r"other.csv, row 2: 'heat' is -1e\+60, too far from the"):
+        load_rows(settings(other, centre=own.centre, spread=own.spread))
     with pytest.raises(Invalid, match="centre must be given"):
         load_rows(settings(other))
 
@@ -149,6 +152,15 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n" + "".join(f"{t},7\n" for t in range(20)))
     with pytest.raises(UserError, match=r"column 'b' of .* is the same in all rows to train on"):
         load_series(SeriesData(str(path), ("a", "b")))
+    path.write_text("a\n" + "0.1\n" * 30)
+    with pytest.raises(UserError, match=r"column 'a' of .* is the same in all rows to train on"):
+        load_series(SeriesData(str(path), ("a",)))
+    for size in ("200", "308", "-200"):
+        path.write_text("a\n" + f"1e{size}\n1.5e{size}\n" * 10)
+        with pytest.raises(
+            UserError, match=rf"'a' of .* goes from 1e.*{size} to 1.5e.*another unit"
+        ):
+            load_series(SeriesData(str(path), ("a",)))
     path.write_text("a\n1\n2\n3\n")
     with pytest.raises(UserError, match="has 3 rows, and 0 of them for valid"):
         load_series(SeriesData(str(path), ("a",)))
@@ -174,6 +186,8 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
         ({"split": (0.5, 0.5, 0.5)}, "split must be three fractions"),
         ({"centre": (1.0,)}, "centre must have, like spread, a number a column"),
         ({"centre": (1.0, 2.0), "spread": (1.0, 0.0)}, "spread must be numbers above 0"),
+        ({"centre": (1.0, 2.0), "spread": (1.0, math.inf)}, "spread must be numbers above 0"),
+        ({"centre": (1.0, math.nan), "spread": (1.0, 1.0)}, "centre must be finite numbers"),
     ],
 )
 def test_impossible_settings_are_named(changes: dict[str, object], message: str) -> None:

@@ -65,7 +65,8 @@ class SeriesData:
                 f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
             ),
             (fits, "centre", "must have, like spread, a number a column, or both be left out"),
-            (all(s > 0 for s in self.spread), "spread", "must be numbers above 0"),
+            (all(map(math.isfinite, self.centre)), "centre", "must be finite numbers"),
+            (all(0 < s < math.inf for s in self.spread), "spread", "must be numbers above 0"),
         )
 
 
@@ -135,19 +136,34 @@ def _measured(settings: SeriesData, table: NDArray[np.float64]) -> SeriesData:
     """With the means and the standard deviations of these rows, unless there are some."""
     if settings.centre:
         return settings
-    centre, spread = table.mean(axis=0), table.std(axis=0)
-    for name, value in zip(settings.columns, spread, strict=True):
-        if not 0 < value < math.inf:
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre, spread = table.mean(axis=0), table.std(axis=0)
+    ends = table.min(axis=0), table.max(axis=0)
+    for name, value, least, most in zip(settings.columns, spread, *ends, strict=True):
+        if least == most:  # the spread of equal numbers may be rounding, and not 0
             raise UserError(
                 f"column {name!r} of {settings.path} is the same in all rows to train on, so there "
                 "is nothing to predict; leave it out of data.columns"
+            )
+        if not 0 < value < math.inf:
+            raise UserError(
+                f"column {name!r} of {settings.path} goes from {least:g} to {most:g}, which a "
+                "standard deviation cannot hold; give it in another unit"
             )
     return replace(settings, centre=tuple(centre.tolist()), spread=tuple(spread.tolist()))
 
 
 def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.float32]:
-    scaled = (table - np.array(settings.centre)) / np.array(settings.spread)
-    return np.ascontiguousarray(scaled, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        scaled = (table - np.array(settings.centre)) / np.array(settings.spread)
+        values = np.ascontiguousarray(scaled, dtype=np.float32)
+    for row, place in np.argwhere(~np.isfinite(values))[:1].tolist():
+        name, value = settings.columns[place], table[row, place]
+        raise UserError(
+            f"{settings.path}, row {row + 1}: {name!r} is {value:g}, too far from the rows to "
+            "train on for any network; mend the file"
+        )
+    return values
 
 
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
