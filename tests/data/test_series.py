@@ -147,6 +147,34 @@ def test_decimal_commas_are_told_from_gaps(tmp_path: Path, cell: str, remedy: st
         load_series(SeriesData(str(path), ("a",), separator=";"))
 
 
+@pytest.mark.parametrize(
+    ("times", "line"),
+    [
+        (["2024-01-03", "2024-01-02", "2024-01-01"], 3),  # the newest first, as markets give them
+        (["2024-01-01 00:00", "2024-01-01 05:00", "2024-01-01 03:00"], 4),
+        (["2024-01-01T00:00+00:00", "2024-01-01T04:00+00:00", "2024-01-01T03:00+02:00"], 4),
+        (["2024-10-27 02:00", "2024-10-27 02:45", "2024-10-27 02:00"], None),  # summer ends
+        (["2024-10-27T02:30+02:00", "2024-10-27T02:00+01:00", "2024-10-27T03:00+01:00"], None),
+        (["2024-01-01T05:00+05:00", "2024-01-01T01:00Z", "2024-01-01T01:00Z"], None),
+        (["2024-01-02", "2024-01-01T00:00Z", "2024-01-01"], None),  # not to be compared
+        (["day 3", "day 2", "day 1"], None),
+        (["3", "2", "1"], None),
+    ],
+)
+def test_dates_that_go_backwards_are_refused(
+    tmp_path: Path, times: list[str], line: int | None
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("t,a\n" + "".join(f"{time},{n % 3}\n" for n, time in enumerate(times)))
+    scales = {"centre": (0.0,), "spread": (1.0,)}
+    if line is None:
+        assert load_rows(SeriesData(str(path), ("a",), "t", **scales)).times == times
+    else:
+        with pytest.raises(UserError, match=rf"x.csv, line {line}: its time, .* sort the rows"):
+            load_rows(SeriesData(str(path), ("a",), "t", **scales))
+    assert len(load_rows(SeriesData(str(path), ("a",), **scales))) == 3  # no time, no order
+
+
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n" + "".join(f"{t},7\n" for t in range(20)))

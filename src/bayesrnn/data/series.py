@@ -3,9 +3,11 @@
 import csv
 import hashlib
 import io
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,15 +18,18 @@ from bayesrnn.data.text import SPLITS
 from bayesrnn.errors import UserError, require
 from bayesrnn.files import expanded, read_chunks
 
+PUT_BACK = timedelta(hours=1)
+"""How far a clock goes back when summer ends."""
+
 
 @dataclass(frozen=True)
 class SeriesData:
     """The `[data]` table of a recipe for series.
 
     `path` is a CSV file with a line of names above the rows. The `columns` named are read and
-    predicted together; `time` names the column that says when a row was (any text), if there is
-    one. Cells are apart by `separator`. The first `split[0]` of the rows are to train on, the next
-    `split[1]` to validate, the rest to test.
+    predicted together; `time` names the column that says when a row was (any text; dates must not
+    go backwards), if there is one. Cells are apart by `separator`. The first `split[0]` of the rows
+    are to train on, the next `split[1]` to validate, the rest to test.
 
     The network reads (value - centre) / spread, with a number a column. By default they are the
     mean and the standard deviation of the rows to train on; the recipe that a run keeps has them
@@ -195,6 +200,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     when = names.index(settings.time) if settings.time else None
     table: list[list[float]] = []
     times: list[str] = []
+    found_at: list[int] = []
     gap: int | None = None  # in a file of one column a blank line is an empty cell, but at the end
     for number, cells in lines:
         if not cells:
@@ -208,8 +214,38 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         row = [_number(cells[p], where, names[p]) for p in places]
         table.append(row)
         times.append(str(len(table)) if when is None else cells[when])
+        found_at.append(number)
+    back = None if when is None else _goes_back(times)
+    if back is not None:
+        raise UserError(
+            f"{path}, line {found_at[back]}: its time, {times[back]!r}, is before that of the row "
+            f"above, {times[back - 1]!r}; sort the rows, the oldest first, or leave data.time out"
+        )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
+
+
+def as_dates(times: Sequence[str]) -> list[datetime] | None:
+    """The times, where all of them are ISO dates; digits alone may be the number of a row.
+
+    >>> as_dates(["2016-07-01"]), as_dates(["2016-07-01", "20160702"])
+    ([datetime.datetime(2016, 7, 1, 0, 0)], None)
+    """
+    try:
+        found = [datetime.fromisoformat(time.strip()) for time in times]
+    except ValueError:
+        return None
+    return None if any(time.isdigit() for time in times) else found
+
+
+def _goes_back(times: Sequence[str]) -> int | None:
+    """The first row that is earlier than the one before it, by more than the hour that a clock is
+    put back by; None where there is none, or times are no dates that can be compared."""
+    dates = as_dates(times) or []
+    if len({date.tzinfo is None for date in dates}) > 1:
+        return None
+    steps = (after - before for before, after in itertools.pairwise(dates))
+    return next((row for row, step in enumerate(steps, 1) if step < -PUT_BACK), None)
 
 
 def _lines(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:

@@ -4,14 +4,13 @@ how its errors grow with the number of steps ahead."""
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.series import unscaled
+from bayesrnn.data.series import as_dates, unscaled
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast
 from bayesrnn.train.series import SeriesTask
@@ -138,13 +137,9 @@ def dates(times: Sequence[str]) -> list[str] | None:
     >>> dates(["2016-07-01", "2016-07-02 06:00"]), dates(["day 1", "day 2"])
     (['2016-07-01T00:00:00', '2016-07-02T06:00:00'], None)
     """
-    try:
-        found = [datetime.fromisoformat(time).replace(tzinfo=None) for time in times]
-    except ValueError:
-        return None
+    found = [each.replace(tzinfo=None) for each in as_dates(times) or []]
     forwards = all(a < b for a, b in itertools.pairwise(found))
-    digits = any(time.isdigit() for time in times)  # the number of a row, say
-    return [each.isoformat() for each in found] if forwards and not digits else None
+    return [each.isoformat() for each in found] if found and forwards else None
 
 
 # --- on the page ----------------------------------------------------------------------------------
