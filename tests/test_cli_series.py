@@ -63,6 +63,7 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     assert "day 299" in cli(*command).out
     mean = json.loads(cli("forecast", run, "--samples", 0, "--horizon", 3, "--json").out)
     assert mean["columns"]["flow"]["epistemic"] == [0, 0, 0]
+    assert mean["paths"] == 500
 
 
 def test_another_file_is_read_by_the_runs_own_numbers(run: Path, tmp_path: Path, cli: Cli) -> None:

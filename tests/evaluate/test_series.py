@@ -156,6 +156,20 @@ def test_a_backtest_of_the_true_model_is_calibrated() -> None:
         assert found.rmse[step] < found.persistence[step]
 
 
+def test_unless_told_there_are_as_many_paths_by_the_mean_as_by_draws() -> None:
+    """90 % intervals of few paths hold less, however right the model is: of 25, 22 in 26."""
+    values = autoregressive(4000)
+    found = backtest(point(), values, steps=1, origins=1500, past=20, samples=0)
+    assert found.paths == 500
+    assert found.coverage_90[0] == pytest.approx(0.9, abs=0.025)
+    few = backtest(point(), values, steps=1, origins=1500, past=20, samples=0, paths=25)
+    assert few.coverage_90[0] == pytest.approx(22 / 26, abs=0.025)
+    model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
+    past = torch.ones(4, 1, 1)
+    sizes = [forecast(model, past, 1, samples).paths.shape[:2] for samples in (0, 1, 20)]
+    assert sizes == [(1, 500), (1, 500), (20, 25)]
+
+
 def test_a_seed_decides_a_forecast_and_the_model_stays_as_it_was() -> None:
     model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -177,5 +191,7 @@ def test_what_cannot_be_forecast_is_refused() -> None:
     ):
         with pytest.raises(br.Invalid, match=message):
             forecast(model, **settings)
+    with pytest.raises(br.Invalid, match="origins must be at least 1, got 0"):
+        backtest(model, autoregressive(10), steps=1, origins=0)
     with pytest.raises(br.UserError, match="10 rows are too few for forecasts of 8 steps"):
         backtest(model, autoregressive(10), steps=8)

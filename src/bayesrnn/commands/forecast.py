@@ -20,7 +20,7 @@ from bayesrnn.commands.tables import print_table, show, table_of, watching
 from bayesrnn.data import SeriesData, load_rows
 from bayesrnn.data.series import unscaled
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate.series import PAST, Forecast
+from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each
 from bayesrnn.evaluate.series import forecast as forecast_rows
 from bayesrnn.files import write_csv
 from bayesrnn.saving import load
@@ -42,7 +42,12 @@ def forecast(
             "all draws are the same).",
         ),
     ] = None,
-    paths: Annotated[int, typer.Option(min=2, help="Paths that each draw is followed along.")] = 25,
+    paths: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help=f"Paths that each draw is followed along (default: {PATHS} over all draws)."
+        ),
+    ] = None,
     past: Annotated[int, typer.Option(min=1, help="Rows read before the forecast.")] = PAST,
     out: Annotated[
         Path | None, typer.Option(help="Write every step's figures to this CSV file.")
@@ -72,6 +77,7 @@ def forecast(
         samples = 20 if model.draws_differ else 0
     elif samples > 0:
         check_draws(run, model, "--samples, or give --samples 0")
+    paths = paths_each(samples) if paths is None else paths
     rows = load_rows(settings)
     if len(rows) == 0:
         raise UserError(f"{settings.path} has no rows to go on from")

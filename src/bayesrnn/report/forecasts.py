@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.series import as_dates, unscaled
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast
+from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast, paths_each
 from bayesrnn.train.series import SeriesTask
 
 Numbers = NDArray[np.float64]
@@ -72,14 +72,13 @@ def look_ahead(
 ) -> Ahead:
     """Forecast by so many draws (0: the mean), STEPS ahead or a quarter of the split."""
     rows, settings = task.series.splits[split], task.series.settings
-    draws = max(samples, 1)
     steps = max(1, min(STEPS, len(rows) // 4))
     start = len(rows) // 2
     first = max(0, start - steps)
     stop = start + steps
     began = torch.from_numpy(rows.values[max(0, start - PAST) : start, None]).to(task.device)
-    advance = watch("forecasting", 2 * draws)
-    found = forecast(model, began, steps, samples, _each(FAN_PATHS, draws), seed, advance)
+    advance = watch("forecasting", 2 * max(samples, 1))
+    found = forecast(model, began, steps, samples, paths_each(samples, FAN_PATHS), seed, advance)
 
     def own_unit(tensor: torch.Tensor) -> Numbers:
         return unscaled(settings, tensor[:, 0].cpu().numpy())
@@ -109,17 +108,12 @@ def look_ahead(
             steps,
             ORIGINS,
             samples=samples,
-            paths=_each(BACKTEST_PATHS, draws),
+            paths=paths_each(samples, BACKTEST_PATHS),
             seed=seed,
             device=task.device,
             advance=advance,
         ),
     )
-
-
-def _each(paths: int, draws: int) -> int:
-    """Of each draw, for about so many of all."""
-    return max(2, paths // draws)
 
 
 def shown_columns(count: int) -> list[int]:
