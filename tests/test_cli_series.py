@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     mean = json.loads(cli("forecast", run, "--samples", 0, "--horizon", 3, "--json").out)
     assert mean["columns"]["flow"]["epistemic"] == [0, 0, 0]
     assert mean["paths"] == 500
+
+
+def test_small_changes_of_large_numbers_show(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "p.csv"
+    values = (101325 + 0.001 * math.sin(t / 3) for t in range(120))
+    path.write_text("p\n" + "\n".join(f"{value:.6f}" for value in values))
+    given = {"path": str(path), "columns": ["p"], "time": ""}
+    br.train(series_recipe(tmp_path, data=given, train={"epochs": 1}), tmp_path / "r", quiet=True)
+    out = tmp_path / "f.csv"
+    assert "101325.00" in cli("forecast", tmp_path / "r", "--horizon", 2, "--out", out).out
+    found = json.loads(cli("forecast", tmp_path / "r", "--horizon", 2, "--json").out)["columns"]
+    with out.open() as file:
+        for line, lower, upper in zip(
+            csv.DictReader(file), found["p"]["lower"], found["p"]["upper"], strict=True
+        ):
+            assert float(line["lower"]) == pytest.approx(lower, abs=1e-7)
+            assert float(line["upper"]) == pytest.approx(upper, abs=1e-7)
+            assert float(line["lower"]) < float(line["upper"])
 
 
 def test_another_file_is_read_by_the_runs_own_numbers(run: Path, tmp_path: Path, cli: Cli) -> None:

@@ -281,3 +281,14 @@ def _number(cell: str, where: str, column: str) -> float:
 def unscaled(settings: SeriesData, values: NDArray[np.floating]) -> NDArray[np.float64]:
     """Values [..., C] as the file has them."""
     return values.astype(np.float64) * np.array(settings.spread) + np.array(settings.centre)
+
+
+def digits(settings: SeriesData, fewest: int) -> list[int]:
+    """How many significant digits a number of each column needs for changes within its spread to
+    show, `fewest` or more: of 101325 within a thousandth, more than of 20 within 5.
+
+    >>> digits(SeriesData("x.csv", ("p", "t"), centre=(101325, 20), spread=(0.001, 5)), 4)
+    [12, 4]
+    """
+    pairs = zip(settings.centre, settings.spread, strict=True)
+    return [min(fewest + int(math.log10(max(abs(c) / s, 1))), 17) for c, s in pairs]

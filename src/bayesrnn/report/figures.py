@@ -297,6 +297,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     told = [escape(time) for time in times]
     fans = shown.fans(column)
     rows = next(iter(fans.values())).rows
+    form = f".{max(each.digits for each in fans.values())}~g"
     for index, each in fans.items():
         doubt = NINETY * each.doubt
         for (low, high), view, opacity in (
@@ -331,7 +332,8 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             text=told[now:],
             customdata=[[float(rows[now]), float(rows[now]), 0.0], *figures],
             hovertemplate=(
-                "%{text}: %{y:.4~g}<br>90 % in %{customdata[0]:.4~g} to %{customdata[1]:.4~g}<br>"
+                f"%{{text}}: %{{y:{form}}}<br>90 % in %{{customdata[0]:{form}}} to "
+                f"%{{customdata[1]:{form}}}<br>"
                 f"own doubt ± %{{customdata[2]:.3~g}}<extra>{escape(runs[index].name)}</extra>"
             ),
         )
@@ -342,7 +344,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         mode="lines",
         line={"color": "var(--ink)", "width": 1.75},
         text=told,
-        hovertemplate="%{text}: %{y:.4~g}<extra>what came</extra>",
+        hovertemplate=f"%{{text}}: %{{y:{form}}}<extra>what came</extra>",
     )
     figure.add_vline(x[now], line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
     if days is not None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.series import as_dates, unscaled
+from bayesrnn.data.series import as_dates, digits, unscaled
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast, paths_each
 from bayesrnn.train.series import SeriesTask
@@ -32,8 +32,9 @@ ORIGINS = 50
 class Fan:
     """Of one column, in its own unit: the rows shown, past and to come; and, of each step ahead,
     the mean of the paths, the ends of the intervals that hold 50 % and 90 % of them, and the
-    epistemic standard deviation."""
+    epistemic standard deviation. Numbers are told in so many `digits`."""
 
+    digits: int
     rows: Numbers
     mean: Numbers
     half: tuple[Numbers, Numbers]
@@ -94,6 +95,7 @@ def look_ahead(
         len(settings.columns),
         {
             settings.columns[c]: Fan(
+                digits(settings, 4)[c],
                 came[:, c],
                 mean[:, c],
                 (lower[:, c], upper[:, c]),
