@@ -47,6 +47,21 @@ def test_evaluate_scores_the_next_row_each_column_and_forecasts(run: Path, cli: 
     assert "forecasts from" in shown
 
 
+def test_forecasts_are_scored_beside_the_last_season(run: Path, cli: Cli) -> None:
+    command = ("evaluate", run, "--horizon", 4)
+    found = json.loads(cli(*command, "--json").out)["ahead"]
+    assert found["season"] == 16  # as the series was made
+    assert len(found["seasonal"]) == 4
+    assert found["seasonal"][3] < found["persistence"][3]
+    shown = " ".join(cli(*command).out.split())
+    assert "seasonal: the last 16 rows, over and over" in shown
+    given = json.loads(cli(*command, "--season", 5, "--json").out)["ahead"]
+    assert given["season"] == 5
+    assert given["seasonal"][3] > given["persistence"][3] > 0
+    assert given["rmse"] == found["rmse"]
+    assert "seasonal" not in cli(*command, "--season", 1).out
+
+
 def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cli) -> None:
     command = ("forecast", run, "--horizon", 5, "--samples", 4, "--paths", 6)
     found = json.loads(cli(*command, "--out", tmp_path / "f.csv", "--json").out)
@@ -119,6 +134,12 @@ def test_a_pruned_run_forecasts(run: Path, tmp_path: Path, cli: Cli) -> None:
         (["evaluate", "RUN", "--sharpened"], "--sharpened is not for a run on series"),
         (["evaluate", "RUN", "--dynamic", "0.1"], "--dynamic is not for a run on series"),
         (["evaluate", "RUN", "--horizon", "60"], "60 rows are too few for forecasts of 60 steps"),
+        (["evaluate", "RUN", "--season", "16"], "--season is of --horizon; give that too"),
+        (
+            ["evaluate", "RUN", "--horizon", "4", "--season", "57"],
+            "60 rows are too few for forecasts of 4 steps after a season of 57; lower --season",
+        ),
+        (["evaluate", "RUN", "--horizon", "4", "--season", "0"], "greater than or equal to 1"),
         (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more series"),
         (["uncertainty", "RUN", "--gap"], "--gap is not for a run on series"),
         (["generate", "RUN"], "is a run on series, which writes no text"),
@@ -140,6 +161,9 @@ def test_only_a_run_on_series_forecasts(tmp_path: Path, cli: Cli) -> None:
     from small_runs import small_recipe
 
     br.train(small_recipe(tmp_path, train={"epochs": 1}), tmp_path / "run", quiet=True)
+    for command in (["evaluate"], ["report", "--out", tmp_path / "page.html"]):
+        _, _, err = cli(*command, tmp_path / "run", "--season", 4)
+        assert "--season is not for a run on text" in " ".join(err.split())
     [line] = cli("forecast", tmp_path / "run").errors
     assert line.endswith("is a run on text; only one on series can forecast")
 

@@ -18,6 +18,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.data.series import SeriesData
 from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.baselines import repeated
 from bayesrnn.evaluate.intervals import calibration_of_numbers, coverage
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Normal
@@ -267,15 +268,18 @@ def paths_each(samples: int, paths: int = PATHS) -> int:
 @dataclass(frozen=True)
 class Backtest:
     """Forecasts from `origins` places of a series, by the number of steps ahead, in units of each
-    column's spread: `rmse` of their mean, beside that of `persistence` (the last row, for ever),
-    `crps`, and what central 90 % intervals hold."""
+    column's spread: `rmse` of their mean, beside that of `persistence` (the last row, for ever) and
+    `seasonal` (the last `season` rows, over and over), `crps`, and what central 90 % intervals
+    hold."""
 
     origins: int
     past: int
     samples: int
     paths: int
+    season: int
     rmse: tuple[float, ...]
     persistence: tuple[float, ...]
+    seasonal: tuple[float, ...]
     crps: tuple[float, ...]
     coverage_90: tuple[float, ...]
 
@@ -291,10 +295,14 @@ def backtest(
     seed: int = 1,
     device: torch.device | str = "cpu",
     advance: Advance | None = None,
+    season: int = 1,
 ) -> Backtest:
     """Forecast from places that are spread evenly over rows [N, C], each after as many rows of the
-    past, and compare with what came."""
-    require((origins >= 1, "origins", f"must be at least 1, got {origins}"))
+    past, and compare with what came. `best_season` finds a season."""
+    require(
+        (origins >= 1, "origins", f"must be at least 1, got {origins}"),
+        (season >= 1, "season", f"must be at least 1, got {season}"),
+    )
     paths = paths_each(samples) if paths is None else paths
     past = min(past, len(values) // 2)
     last = len(values) - steps
@@ -303,18 +311,31 @@ def backtest(
             f"{len(values)} rows are too few for forecasts of {steps} steps after {past} rows; "
             "lower --horizon, or give more rows"
         )
-    starts = np.unique(np.linspace(past, last, num=origins).astype(int)).tolist()
+    if last < season:
+        raise UserError(
+            f"{len(values)} rows are too few for forecasts of {steps} steps after a season of "
+            f"{season}; lower --season or --horizon, or give more rows"
+        )
+    first = max(past, season)
+    starts = np.unique(np.linspace(first, last, num=origins).astype(int)).tolist()
     begun = torch.from_numpy(np.stack([values[s - past : s] for s in starts], axis=1)).to(device)
     came = torch.from_numpy(np.stack([values[s : s + steps] for s in starts], axis=1)).to(device)
     found = forecast(model, begun, steps, samples, paths, seed, advance)
     pit = found.cdf(came)
+
+    def naive(season: int) -> tuple[float, ...]:
+        said = torch.from_numpy(repeated(values, starts, steps, season)).to(device)
+        return _by_step(lambda step: _root(said[step] - came[step]), steps)
+
     return Backtest(
         len(starts),
         past,
         samples,
         paths,
+        season,
         rmse=_by_step(lambda step: _root(found.mean[step] - came[step]), steps),
-        persistence=_by_step(lambda step: _root(begun[-1] - came[step]), steps),
+        persistence=naive(1),
+        seasonal=naive(season),
         crps=tuple(found.crps(came).mean(dim=(1, 2)).tolist()),
         coverage_90=_by_step(lambda step: coverage(pit[step], (0.9,)).share.item(), steps),
     )

@@ -358,7 +358,8 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
 
 
 def error_ahead(runs: Runs) -> list["go.Figure"]:
-    """RMSE and CRPS by the number of steps ahead, and what the last row, for ever, would give."""
+    """RMSE and CRPS by the number of steps ahead, and what the last row, for ever, and the last
+    season, over and over, would give."""
     figure = _figure("steps ahead", "error, in spreads of the column")
     for index, run in enumerate(runs):
         if run.ahead is not None:
@@ -366,14 +367,21 @@ def error_ahead(runs: Runs) -> list["go.Figure"]:
             steps = list(range(1, len(rmse) + 1))
             _line(figure, index, run, steps, rmse, "RMSE", mode="lines")
             _line(figure, index, run, steps, crps, "CRPS", "dash", legend=False, mode="lines")
-    for same in dict.fromkeys(run.ahead.scores.persistence for run in runs if run.ahead):
+    scores = [run.ahead.scores for run in runs if run.ahead]
+    naive = [("the last row", "dot", each.persistence) for each in scores]
+    naive += [
+        (f"the last {each.season} rows", "dashdot", each.seasonal)
+        for each in scores
+        if each.season > 1
+    ]
+    for name, dash, same in dict.fromkeys(naive):
         figure.add_scatter(
             x=list(range(1, len(same) + 1)),
             y=same,
-            name="the last row",
+            name=name,
             mode="lines",
-            line={"color": "var(--muted)", "dash": "dot", "width": 2},
-            hovertemplate="%{x}: %{y:,.4~r}<extra>the last row, RMSE</extra>",
+            line={"color": "var(--muted)", "dash": dash, "width": 2},
+            hovertemplate=f"%{{x}}: %{{y:,.4~r}}<extra>{name}, RMSE</extra>",
         )
     figure.update_yaxes(rangemode="tozero")
     return _drawn(figure, runs)

@@ -13,6 +13,7 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.data.series import as_dates, digits, unscaled
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast, paths_each
+from bayesrnn.report.choices import Choices
 from bayesrnn.train.series import SeriesTask
 
 Numbers = NDArray[np.float64]
@@ -69,9 +70,10 @@ class Ahead:
 
 
 def look_ahead(
-    model: Bayesian, task: SeriesTask, split: str, samples: int, seed: int, watch: Watch
+    model: Bayesian, task: SeriesTask, choices: Choices, samples: int, watch: Watch
 ) -> Ahead:
     """Forecast by so many draws (0: the mean), STEPS ahead or a quarter of the split."""
+    split, seed = choices.split, choices.seed
     rows, settings = task.series.splits[split], task.series.settings
     steps = max(1, min(STEPS, len(rows) // 4))
     start = len(rows) // 2
@@ -114,6 +116,7 @@ def look_ahead(
             seed=seed,
             device=task.device,
             advance=advance,
+            season=choices.season or task.season(split, steps),
         ),
     )
 
