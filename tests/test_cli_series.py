@@ -82,6 +82,21 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     assert mean["paths"] == 500
 
 
+def test_missing_rows_are_told_of(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "gaps.csv"
+    lines = [f"2024-{1 + t // 28:02}-{1 + t % 28:02},{t % 7}" for t in range(84)]  # short months
+    path.write_text("day,a\n" + "\n".join(lines[:9] + lines[11:]))
+    given = {"path": str(path), "columns": ["a"], "time": "day"}
+    recipe = series_recipe(tmp_path, data=given, train={"epochs": 1})
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    _, _, err = cli("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
+    told = "mostly 1 day, 0:00:00 here, but 3 of 82 are not: the first is '2024-01-12'"
+    assert told in " ".join(err.split())
+    forecast = ("forecast", tmp_path / "run", "--horizon", 1)
+    assert cli(*forecast).err.startswith(f"note: {path}: rows are taken to be at even steps")
+    assert cli(*forecast, "--past", 20).err == ""
+
+
 def test_small_changes_of_large_numbers_show(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "p.csv"
     values = (101325 + 0.001 * math.sin(t / 3) for t in range(120))

@@ -9,7 +9,7 @@ import torch
 
 from bayesrnn import Invalid, SeriesData, StreamLoader, UserError, load_series
 from bayesrnn.data import load_rows
-from bayesrnn.data.series import unscaled
+from bayesrnn.data.series import uneven, unscaled
 from series_runs import write_series
 
 
@@ -173,6 +173,19 @@ def test_dates_that_go_backwards_are_refused(
         with pytest.raises(UserError, match=rf"x.csv, line {line}: its time, .* sort the rows"):
             load_rows(SeriesData(str(path), ("a",), "t", **scales))
     assert len(load_rows(SeriesData(str(path), ("a",), **scales))) == 3  # no time, no order
+
+
+def test_rows_that_are_missing_or_there_twice_are_counted_by_their_dates() -> None:
+    hours = [f"2024-01-01 {hour:02}:00" for hour in range(24)]
+    months = [f"2024-{month:02}-01" for month in range(1, 13)]
+    for even in (hours, months, ["2024-01-01"] * 9, ["1", "2", "9"], ["a", "b"], hours[:1], []):
+        assert uneven(even) is None
+    said = uneven(hours[:5] + hours[6:9] + hours[8:])
+    assert said is not None
+    assert (
+        "mostly 1:00:00 here, but 2 of 24 are not: the first is '2024-01-01 06:00', after" in said
+    )
+    assert "after '2024-01-01 04:00'" in said
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from bayesrnn.commands.options import (
     RunFolder,
     check_draws,
     check_file,
+    note,
     recipe_of,
 )
 from bayesrnn.commands.tables import print_table, show, table_of, watching
 from bayesrnn.data import SeriesData, load_rows
-from bayesrnn.data.series import digits, unscaled
+from bayesrnn.data.series import digits, uneven, unscaled
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each
 from bayesrnn.evaluate.series import forecast as forecast_rows
@@ -83,6 +84,9 @@ def forecast(
     rows = load_rows(settings)
     if len(rows) == 0:
         raise UserError(f"{settings.path} has no rows to go on from")
+    read = uneven(rows.times[-past:])
+    if read is not None:
+        note(f"{settings.path}: {read}")
     began = torch.from_numpy(rows.values[-past:, None]).to(place)
     with watching() as watch:
         advance = watch("forecasting", max(samples, 1))

@@ -5,6 +5,7 @@ import hashlib
 import io
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -241,11 +242,30 @@ def as_dates(times: Sequence[str]) -> list[datetime] | None:
 def _goes_back(times: Sequence[str]) -> int | None:
     """The first row that is earlier than the one before it, by more than the hour that a clock is
     put back by; None where there is none, or times are no dates that can be compared."""
+    return next((row for row, step in enumerate(_steps(times), 1) if step < -PUT_BACK), None)
+
+
+def uneven(times: Sequence[str]) -> str | None:
+    """One line where rows are missing or there twice, by their dates: a step of twice the usual
+    one or more (months are not of one length), or none."""
+    steps = _steps(times)
+    [(usual, _)] = Counter(steps).most_common(1) or [(timedelta(0), 0)]
+    odd = [row for row, step in enumerate(steps, 1) if step >= 2 * usual or step <= timedelta(0)]
+    if usual <= timedelta(0) or not odd:
+        return None
+    before, first = times[odd[0] - 1 : odd[0] + 1]
+    return (
+        f"rows are taken to be at even steps, mostly {usual} here, but {len(odd):,} of "
+        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is missing"
+    )
+
+
+def _steps(times: Sequence[str]) -> list[timedelta]:
+    """From each row to the next; none where times are no dates that can be compared."""
     dates = as_dates(times) or []
     if len({date.tzinfo is None for date in dates}) > 1:
-        return None
-    steps = (after - before for before, after in itertools.pairwise(dates))
-    return next((row for row, step in enumerate(steps, 1) if step < -PUT_BACK), None)
+        return []
+    return [after - before for before, after in itertools.pairwise(dates)]
 
 
 def _lines(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, SeriesData, StreamLoader, Vocabulary, load_series
+from bayesrnn.data.series import uneven
 from bayesrnn.evaluate.baselines import best_season
 from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, read_series
 from bayesrnn.models.language import State, detach
@@ -29,6 +30,8 @@ class SeriesTask:
         assert isinstance(recipe.data, SeriesData)
         self.device = device
         self.series = load_series(recipe.data)
+        every = [time for rows in self.series.splits.values() for time in rows.times]
+        self.notes: tuple[str, ...] = tuple(filter(None, [uneven(every)]))
         train = recipe.train
         self.batches = training_streams(self.series.splits["train"].values, train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
