@@ -155,7 +155,7 @@ def test_a_pruned_run_forecasts(run: Path, tmp_path: Path, cli: Cli) -> None:
             "60 rows are too few for forecasts of 4 steps after a season of 57; lower --season",
         ),
         (["evaluate", "RUN", "--horizon", "4", "--season", "0"], "greater than or equal to 1"),
-        (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more series"),
+        (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more rows"),
         (["uncertainty", "RUN", "--gap"], "--gap is not for a run on series"),
         (["generate", "RUN"], "is a run on series, which writes no text"),
         (["forecast", "RUN", "--data", "nowhere.csv"], "nowhere.csv does not exist"),

@@ -41,9 +41,10 @@ READ_STEPS = 512
 
 @dataclass(frozen=True)
 class SeriesEvaluation:
-    """Of each value one step ahead: `nll` in nats and, in units of the column's spread, `rmse`
-    (beside that of `persistence`: the row before, once more), `crps` and the mean width of the 90 %
-    intervals; what central intervals hold; and the mean variances, total = aleatoric + epistemic.
+    """Of each value one step ahead, in units of its column's spread: `nll` in nats (of the value
+    itself it is the log of the spread more), `rmse` (beside that of `persistence`: the row before,
+    once more), `crps` and the mean width of the 90 % intervals; what central intervals hold; and
+    the mean variances, total = aleatoric + epistemic.
 
     `samples` is 0 for the posterior mean. With draws, densities are averaged; `expected_nll`
     averages their logs instead, and is None for the mean.
