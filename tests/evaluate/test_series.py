@@ -116,6 +116,20 @@ def test_what_draws_disagree_about_is_told_from_noise() -> None:
     assert found.aleatoric.item() + found.epistemic.item() == pytest.approx(spread, rel=0.05)
 
 
+def test_a_draw_keeps_its_weights_along_the_whole_path() -> None:
+    """h steps ahead of x the mean of a draw is a^h x and its variance that of h noises. Weights
+    drawn anew at each step would disagree far less: their means are products of different a."""
+    model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
+    sigma = next(iter(model.moments().values()))[1].item()
+    found = forecast(model, torch.full((1, 1, 1), 3.0), steps=4, samples=2000, paths=8)
+    a = np.random.default_rng(1).normal(0.8, sigma, 400_000)
+    for h in range(1, 5):
+        noise = NOISE**2 * sum(a ** (2 * k) for k in range(h))
+        assert found.mean[h - 1].item() == pytest.approx(3 * (a**h).mean(), rel=0.03)
+        assert found.epistemic[h - 1].item() == pytest.approx((3 * a**h).var(), rel=0.12)
+        assert found.aleatoric[h - 1].item() == pytest.approx(noise.mean(), rel=0.06)
+
+
 def test_a_draw_keeps_its_masks_along_all_its_paths() -> None:
     """Without noise the paths of a draw, and so of its masks, are one; those of two draws are
     not."""

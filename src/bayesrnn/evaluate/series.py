@@ -324,9 +324,11 @@ def backtest(
     found = forecast(model, begun, steps, samples, paths, seed, advance)
     pit = found.cdf(came)
 
-    def naive(season: int) -> tuple[float, ...]:
-        said = torch.from_numpy(repeated(values, starts, steps, season)).to(device)
+    def rmse(said: Tensor) -> tuple[float, ...]:
         return _by_step(lambda step: _root(said[step] - came[step]), steps)
+
+    def naive(season: int) -> tuple[float, ...]:
+        return rmse(torch.from_numpy(repeated(values, starts, steps, season)).to(device))
 
     return Backtest(
         len(starts),
@@ -334,7 +336,7 @@ def backtest(
         samples,
         paths,
         season,
-        rmse=_by_step(lambda step: _root(found.mean[step] - came[step]), steps),
+        rmse=rmse(found.mean),
         persistence=naive(1),
         seasonal=naive(season),
         crps=tuple(found.crps(came).mean(dim=(1, 2)).tolist()),
