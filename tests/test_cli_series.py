@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_evaluate_scores_the_next_row_each_column_and_forecasts(run: Path, cli: 
     assert "forecasts from" in shown
 
 
+def test_forecasts_are_scored_beside_the_last_season(run: Path, cli: Cli) -> None:
+    command = ("evaluate", run, "--horizon", 4)
+    found = json.loads(cli(*command, "--json").out)["ahead"]
+    assert found["season"] == 16  # as the series was made
+    assert len(found["seasonal"]) == 4
+    assert found["seasonal"][3] < found["persistence"][3]
+    shown = " ".join(cli(*command).out.split())
+    assert "seasonal: the last 16 rows, over and over" in shown
+    given = json.loads(cli(*command, "--season", 5, "--json").out)["ahead"]
+    assert given["season"] == 5
+    assert given["seasonal"][3] > given["persistence"][3] > 0
+    assert given["rmse"] == found["rmse"]
+    assert "seasonal" not in cli(*command, "--season", 1).out
+
+
 def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cli) -> None:
     command = ("forecast", run, "--horizon", 5, "--samples", 4, "--paths", 6)
     found = json.loads(cli(*command, "--out", tmp_path / "f.csv", "--json").out)
@@ -63,6 +79,40 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     assert "day 299" in cli(*command).out
     mean = json.loads(cli("forecast", run, "--samples", 0, "--horizon", 3, "--json").out)
     assert mean["columns"]["flow"]["epistemic"] == [0, 0, 0]
+    assert mean["paths"] == 500
+
+
+def test_missing_rows_are_told_of(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "gaps.csv"
+    lines = [f"2024-{1 + t // 28:02}-{1 + t % 28:02},{t % 7}" for t in range(84)]  # short months
+    path.write_text("day,a\n" + "\n".join(lines[:9] + lines[11:]))
+    given = {"path": str(path), "columns": ["a"], "time": "day"}
+    recipe = series_recipe(tmp_path, data=given, train={"epochs": 1})
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    _, _, err = cli("train", tmp_path / "recipe.toml", "--out", tmp_path / "run")
+    told = "mostly 1 day, 0:00:00 here, but 3 of 82 are not: the first is '2024-01-12'"
+    assert told in " ".join(err.split())
+    forecast = ("forecast", tmp_path / "run", "--horizon", 1)
+    assert cli(*forecast).err.startswith(f"note: {path}: rows are taken to be at even steps")
+    assert cli(*forecast, "--past", 20).err == ""
+
+
+def test_small_changes_of_large_numbers_show(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "p.csv"
+    values = (101325 + 0.001 * math.sin(t / 3) for t in range(120))
+    path.write_text("p\n" + "\n".join(f"{value:.6f}" for value in values))
+    given = {"path": str(path), "columns": ["p"], "time": ""}
+    br.train(series_recipe(tmp_path, data=given, train={"epochs": 1}), tmp_path / "r", quiet=True)
+    out = tmp_path / "f.csv"
+    assert "101325.00" in cli("forecast", tmp_path / "r", "--horizon", 2, "--out", out).out
+    found = json.loads(cli("forecast", tmp_path / "r", "--horizon", 2, "--json").out)["columns"]
+    with out.open() as file:
+        for line, lower, upper in zip(
+            csv.DictReader(file), found["p"]["lower"], found["p"]["upper"], strict=True
+        ):
+            assert float(line["lower"]) == pytest.approx(lower, abs=1e-7)
+            assert float(line["upper"]) == pytest.approx(upper, abs=1e-7)
+            assert float(line["lower"]) < float(line["upper"])
 
 
 def test_another_file_is_read_by_the_runs_own_numbers(run: Path, tmp_path: Path, cli: Cli) -> None:
@@ -99,7 +149,13 @@ def test_a_pruned_run_forecasts(run: Path, tmp_path: Path, cli: Cli) -> None:
         (["evaluate", "RUN", "--sharpened"], "--sharpened is not for a run on series"),
         (["evaluate", "RUN", "--dynamic", "0.1"], "--dynamic is not for a run on series"),
         (["evaluate", "RUN", "--horizon", "60"], "60 rows are too few for forecasts of 60 steps"),
-        (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more series"),
+        (["evaluate", "RUN", "--season", "16"], "--season is of --horizon; give that too"),
+        (
+            ["evaluate", "RUN", "--horizon", "4", "--season", "57"],
+            "60 rows are too few for forecasts of 4 steps after a season of 57; lower --season",
+        ),
+        (["evaluate", "RUN", "--horizon", "4", "--season", "0"], "greater than or equal to 1"),
+        (["evaluate", "RUN", "--streams", "60"], "lower --streams, or give more rows"),
         (["uncertainty", "RUN", "--gap"], "--gap is not for a run on series"),
         (["generate", "RUN"], "is a run on series, which writes no text"),
         (["forecast", "RUN", "--data", "nowhere.csv"], "nowhere.csv does not exist"),
@@ -120,6 +176,9 @@ def test_only_a_run_on_series_forecasts(tmp_path: Path, cli: Cli) -> None:
     from small_runs import small_recipe
 
     br.train(small_recipe(tmp_path, train={"epochs": 1}), tmp_path / "run", quiet=True)
+    for command in (["evaluate"], ["report", "--out", tmp_path / "page.html"]):
+        _, _, err = cli(*command, tmp_path / "run", "--season", 4)
+        assert "--season is not for a run on text" in " ".join(err.split())
     [line] = cli("forecast", tmp_path / "run").errors
     assert line.endswith("is a run on text; only one on series can forecast")
 

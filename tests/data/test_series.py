@@ -9,7 +9,7 @@ import torch
 
 from bayesrnn import Invalid, SeriesData, StreamLoader, UserError, load_series
 from bayesrnn.data import load_rows
-from bayesrnn.data.series import unscaled
+from bayesrnn.data.series import uneven, unscaled
 from series_runs import write_series
 
 
@@ -45,6 +45,9 @@ def test_other_rows_are_read_by_the_same_numbers(tmp_path: Path) -> None:
     rows = load_rows(settings(other, centre=own.centre, spread=own.spread))
     assert len(rows) == 7
     assert rows.values[:, 0].min() > 90
+    other.write_text("when,flow,heat\nnow,1,1\nthen,1,-1e60\n")
+    with pytest.raises(UserError, match=r"other.csv, row 2: 'heat' is -1e\+60, too far from the"):
+        load_rows(settings(other, centre=own.centre, spread=own.spread))
     with pytest.raises(Invalid, match="centre must be given"):
         load_rows(settings(other))
 
@@ -88,7 +91,8 @@ def test_a_damaged_file_is_named_with_its_line(
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"), [("", "is empty"), ("nan", "is 'nan'"), ("inf", "'inf'")]
+    ("cell", "said"),
+    [("", "is empty"), ("nan", "is 'nan'"), ("inf", "'inf'"), ("1_0", "is '1_0'")],
 )
 def test_a_number_that_is_missing_is_refused(tmp_path: Path, cell: str, said: str) -> None:
     path = tmp_path / "x.csv"
@@ -97,11 +101,107 @@ def test_a_number_that_is_missing_is_refused(tmp_path: Path, cell: str, said: st
         load_series(SeriesData(str(path), ("a",)))
 
 
+def test_in_a_file_of_one_column_a_blank_line_is_a_gap_but_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a\n1\n2\n" + "4\n3\n" * 9 + "\n\n")
+    assert sum(map(len, load_series(SeriesData(str(path), ("a",))).splits.values())) == 20
+    path.write_text("a\n1\n2\n\n\n" + "4\n3\n" * 9)
+    with pytest.raises(UserError, match=r"x.csv, line 4: 'a' is empty; fill it in"):
+        load_series(SeriesData(str(path), ("a",)))
+    path.write_text("a,b\n1,1\n\n" + "4,1\n3,1\n" * 9)  # with a separator there is no cell at all
+    assert sum(map(len, load_series(SeriesData(str(path), ("a",))).splits.values())) == 19
+
+
+@pytest.mark.parametrize(
+    ("columns", "time"), [(("a",), ""), (("b",), "a"), (("b", "a"), "")], ids=str
+)
+def test_a_name_that_two_columns_have_says_nothing(
+    tmp_path: Path, columns: tuple[str, ...], time: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b,a\n" + "1,2,3\n4,5,6\n" * 9)
+    with pytest.raises(UserError, match=r"x.csv has the column 'a' 2 times in its first line"):
+        load_series(SeriesData(str(path), columns, time))
+    series = load_series(SeriesData(str(path), ("b",)))
+    assert series.splits["train"].values.shape == (11, 1)
+
+
+@pytest.mark.parametrize("rows", [20, 50_000])  # more than a cell of the csv module may have
+def test_a_quote_that_is_not_closed_is_named_by_its_line(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('a,b\n1,2\n3,"4\n' + "5,6\n7,8\n" * rows)
+    with pytest.raises(UserError, match=r"x.csv, line 3: it cannot be read .* check its quotes"):
+        load_series(SeriesData(str(path), ("a",)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "remedy"),
+    [("0,5", "write decimals with a point"), ("1,234.5", "nothing between thousands")],
+)
+def test_decimal_commas_are_told_from_gaps(tmp_path: Path, cell: str, remedy: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a;b\n" + f"{cell};1\n" * 9)
+    with pytest.raises(
+        UserError, match=rf"line 2: 'a' is '{cell}', not a finite number; .*{remedy}"
+    ):
+        load_series(SeriesData(str(path), ("a",), separator=";"))
+
+
+@pytest.mark.parametrize(
+    ("times", "line"),
+    [
+        (["2024-01-03", "2024-01-02", "2024-01-01"], 3),  # the newest first, as markets give them
+        (["2024-01-01 00:00", "2024-01-01 05:00", "2024-01-01 03:00"], 4),
+        (["2024-01-01T00:00+00:00", "2024-01-01T04:00+00:00", "2024-01-01T03:00+02:00"], 4),
+        (["2024-10-27 02:00", "2024-10-27 02:45", "2024-10-27 02:00"], None),  # summer ends
+        (["2024-10-27T02:30+02:00", "2024-10-27T02:00+01:00", "2024-10-27T03:00+01:00"], None),
+        (["2024-01-01T05:00+05:00", "2024-01-01T01:00Z", "2024-01-01T01:00Z"], None),
+        (["2024-01-02", "2024-01-01T00:00Z", "2024-01-01"], None),  # not to be compared
+        (["day 3", "day 2", "day 1"], None),
+        (["3", "2", "1"], None),
+    ],
+)
+def test_dates_that_go_backwards_are_refused(
+    tmp_path: Path, times: list[str], line: int | None
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("t,a\n" + "".join(f"{time},{n % 3}\n" for n, time in enumerate(times)))
+    scales = {"centre": (0.0,), "spread": (1.0,)}
+    if line is None:
+        assert load_rows(SeriesData(str(path), ("a",), "t", **scales)).times == times
+    else:
+        with pytest.raises(UserError, match=rf"x.csv, line {line}: its time, .* sort the rows"):
+            load_rows(SeriesData(str(path), ("a",), "t", **scales))
+    assert len(load_rows(SeriesData(str(path), ("a",), **scales))) == 3  # no time, no order
+
+
+def test_rows_that_are_missing_or_there_twice_are_counted_by_their_dates() -> None:
+    hours = [f"2024-01-01 {hour:02}:00" for hour in range(24)]
+    months = [f"2024-{month:02}-01" for month in range(1, 13)]
+    for even in (hours, months, ["2024-01-01"] * 9, ["1", "2", "9"], ["a", "b"], hours[:1], []):
+        assert uneven(even) is None
+    said = uneven(hours[:5] + hours[6:9] + hours[8:])
+    assert said is not None
+    assert (
+        "mostly 1:00:00 here, but 2 of 24 are not: the first is '2024-01-01 06:00', after" in said
+    )
+    assert "after '2024-01-01 04:00'" in said
+
+
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n" + "".join(f"{t},7\n" for t in range(20)))
     with pytest.raises(UserError, match=r"column 'b' of .* is the same in all rows to train on"):
         load_series(SeriesData(str(path), ("a", "b")))
+    path.write_text("a\n" + "0.1\n" * 30)
+    with pytest.raises(UserError, match=r"column 'a' of .* is the same in all rows to train on"):
+        load_series(SeriesData(str(path), ("a",)))
+    for size in ("200", "308", "-200"):
+        path.write_text("a\n" + f"1e{size}\n1.5e{size}\n" * 10)
+        with pytest.raises(
+            UserError, match=rf"'a' of .* goes from 1e.*{size} to 1.5e.*another unit"
+        ):
+            load_series(SeriesData(str(path), ("a",)))
     path.write_text("a\n1\n2\n3\n")
     with pytest.raises(UserError, match="has 3 rows, and 0 of them for valid"):
         load_series(SeriesData(str(path), ("a",)))
@@ -122,9 +222,13 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:
         ({"columns": ("a", "a")}, "columns must name each once"),
         ({"time": "flow"}, "time must not be one of the columns"),
         ({"separator": "ab"}, "separator must be a character"),
+        ({"separator": '"'}, "separator must be a character, no quote"),
+        ({"separator": "\n"}, "separator must be a character, no quote"),
         ({"split": (0.5, 0.5, 0.5)}, "split must be three fractions"),
         ({"centre": (1.0,)}, "centre must have, like spread, a number a column"),
         ({"centre": (1.0, 2.0), "spread": (1.0, 0.0)}, "spread must be numbers above 0"),
+        ({"centre": (1.0, 2.0), "spread": (1.0, math.inf)}, "spread must be numbers above 0"),
+        ({"centre": (1.0, math.nan), "spread": (1.0, 1.0)}, "centre must be finite numbers"),
     ],
 )
 def test_impossible_settings_are_named(changes: dict[str, object], message: str) -> None:

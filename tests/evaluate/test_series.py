@@ -116,6 +116,20 @@ def test_what_draws_disagree_about_is_told_from_noise() -> None:
     assert found.aleatoric.item() + found.epistemic.item() == pytest.approx(spread, rel=0.05)
 
 
+def test_a_draw_keeps_its_weights_along_the_whole_path() -> None:
+    """h steps ahead of x the mean of a draw is a^h x and its variance that of h noises. Weights
+    drawn anew at each step would disagree far less: their means are products of different a."""
+    model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
+    sigma = next(iter(model.moments().values()))[1].item()
+    found = forecast(model, torch.full((1, 1, 1), 3.0), steps=4, samples=2000, paths=8)
+    a = np.random.default_rng(1).normal(0.8, sigma, 400_000)
+    for h in range(1, 5):
+        noise = NOISE**2 * sum(a ** (2 * k) for k in range(h))
+        assert found.mean[h - 1].item() == pytest.approx(3 * (a**h).mean(), rel=0.03)
+        assert found.epistemic[h - 1].item() == pytest.approx((3 * a**h).var(), rel=0.12)
+        assert found.aleatoric[h - 1].item() == pytest.approx(noise.mean(), rel=0.06)
+
+
 def test_a_draw_keeps_its_masks_along_all_its_paths() -> None:
     """Without noise the paths of a draw, and so of its masks, are one; those of two draws are
     not."""
@@ -156,6 +170,20 @@ def test_a_backtest_of_the_true_model_is_calibrated() -> None:
         assert found.rmse[step] < found.persistence[step]
 
 
+def test_unless_told_there_are_as_many_paths_by_the_mean_as_by_draws() -> None:
+    """90 % intervals of few paths hold less, however right the model is: of 25, 22 in 26."""
+    values = autoregressive(4000)
+    found = backtest(point(), values, steps=1, origins=1500, past=20, samples=0)
+    assert found.paths == 500
+    assert found.coverage_90[0] == pytest.approx(0.9, abs=0.025)
+    few = backtest(point(), values, steps=1, origins=1500, past=20, samples=0, paths=25)
+    assert few.coverage_90[0] == pytest.approx(22 / 26, abs=0.025)
+    model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
+    past = torch.ones(4, 1, 1)
+    sizes = [forecast(model, past, 1, samples).paths.shape[:2] for samples in (0, 1, 20)]
+    assert sizes == [(1, 500), (1, 500), (20, 25)]
+
+
 def test_a_seed_decides_a_forecast_and_the_model_stays_as_it_was() -> None:
     model = br.bayesianize(Autoregression(0.8), br.Gaussian(0.1), br.Normal())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -177,5 +205,7 @@ def test_what_cannot_be_forecast_is_refused() -> None:
     ):
         with pytest.raises(br.Invalid, match=message):
             forecast(model, **settings)
+    with pytest.raises(br.Invalid, match="origins must be at least 1, got 0"):
+        backtest(model, autoregressive(10), steps=1, origins=0)
     with pytest.raises(br.UserError, match="10 rows are too few for forecasts of 8 steps"):
         backtest(model, autoregressive(10), steps=8)

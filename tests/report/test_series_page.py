@@ -121,7 +121,9 @@ def test_errors_ahead_are_those_of_the_backtest(page: Page, waves: Path, still: 
     expected = []
     for run, draws in ((still, 0), (waves, DRAWS)):
         values, paths = task_of(run).series.splits["test"].values, 250 // max(draws, 1)
-        expected.append(backtest(br.load(run), values, STEPS, 50, samples=draws, paths=paths))
+        expected.append(
+            backtest(br.load(run), values, STEPS, 50, samples=draws, paths=paths, season=16)
+        )
     lines = [(name, pytest.approx(y, rel=1e-5)) for name, y in page.lines("error_ahead")]
     assert lines == [
         ("still", expected[0].rmse),
@@ -129,9 +131,19 @@ def test_errors_ahead_are_those_of_the_backtest(page: Page, waves: Path, still: 
         ("waves", expected[1].rmse),
         ("waves", expected[1].crps),
         ("the last row", expected[0].persistence),  # once: it is the same series
+        ("the last 16 rows", expected[0].seasonal),  # as it was made
     ]
     held = [(each[0], tuple(each[1])) for each in page.lines("coverage_ahead")]
     assert held == [("still", expected[0].coverage_90), ("waves", expected[1].coverage_90)]
+
+
+def test_a_season_can_be_given(still: Path, tmp_path: Path, cli: Cli) -> None:
+    out = tmp_path / "page.html"
+    assert cli("report", still, "--samples", "0", "--season", 7, "--out", out).code == 0
+    assert [name for name, _ in Page(out).lines("error_ahead")][2:] == [
+        "the last row",
+        "the last 7 rows",
+    ]
 
 
 def test_learning_and_pruning_are_of_the_loss(page: Page, waves: Path) -> None:

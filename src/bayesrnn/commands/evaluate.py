@@ -16,6 +16,7 @@ from bayesrnn.commands.options import (
     Device,
     DrawSeed,
     RunFolder,
+    Season,
     SpeechDecoding,
     Weights,
     check_draws,
@@ -121,6 +122,7 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Of series: score forecasts of this many steps, too."),
     ] = None,
+    season: Season = None,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
@@ -160,7 +162,9 @@ def evaluate(
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
-    check_flags(recipe, flags)
+    check_flags(recipe, {**flags, "--season": season is not None})
+    if season is not None and horizon is None:
+        raise typer.BadParameter("--season is of --horizon; give that too")
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
     generator = torch.Generator(place).manual_seed(seed)
@@ -175,7 +179,7 @@ def evaluate(
         elif isinstance(task, SeriesTask):
             scores = series_scores(model, task, split, count, generator, streams, watch)
             if horizon is not None:
-                ahead = series_ahead(model, task, split, horizon, count, seed, watch)
+                ahead = series_ahead(model, task, split, horizon, season, count, seed, watch)
         elif sharpened:
             assert rate != "search"
             of_looks = (drawn, width, look_at or LOOK_AT, looks, samples or 1)
@@ -328,7 +332,10 @@ def _show_ahead(ahead: Backtest) -> None:
         f"forecasts from {ahead.origins} places, after {ahead.past} rows each, in units of a "
         "column's spread"
     )
-    scores = ("rmse", "persistence", "crps", "coverage_90")
+    scores = ["rmse", "persistence", "crps", "coverage_90"]
+    if ahead.season > 1:
+        title += f"; seasonal: the last {ahead.season} rows, over and over"
+        scores.insert(2, "seasonal")
     found = asdict(ahead)
     steps = range(len(ahead.rmse))
     _show_cases([{"step": s + 1, **{key: found[key][s] for key in scores}} for s in steps], title)

@@ -14,19 +14,22 @@ from bayesrnn.commands.options import (
     RunFolder,
     check_draws,
     check_file,
+    note,
     recipe_of,
 )
 from bayesrnn.commands.tables import print_table, show, table_of, watching
 from bayesrnn.data import SeriesData, load_rows
-from bayesrnn.data.series import unscaled
+from bayesrnn.data.series import digits, uneven, unscaled
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate.series import PAST, Forecast
+from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each
 from bayesrnn.evaluate.series import forecast as forecast_rows
 from bayesrnn.files import write_csv
 from bayesrnn.saving import load
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
 
+PLACES = ("mean", "lower", "upper")
+"""What is said of where a step's value will be."""
 SHOWN_STEPS = 4
 """Of a forecast, in the table for people."""
 
@@ -42,7 +45,12 @@ def forecast(
             "all draws are the same).",
         ),
     ] = None,
-    paths: Annotated[int, typer.Option(min=2, help="Paths that each draw is followed along.")] = 25,
+    paths: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help=f"Paths that each draw is followed along (default: {PATHS} over all draws)."
+        ),
+    ] = None,
     past: Annotated[int, typer.Option(min=1, help="Rows read before the forecast.")] = PAST,
     out: Annotated[
         Path | None, typer.Option(help="Write every step's figures to this CSV file.")
@@ -72,16 +80,20 @@ def forecast(
         samples = 20 if model.draws_differ else 0
     elif samples > 0:
         check_draws(run, model, "--samples, or give --samples 0")
+    paths = paths_each(samples) if paths is None else paths
     rows = load_rows(settings)
     if len(rows) == 0:
         raise UserError(f"{settings.path} has no rows to go on from")
+    read = uneven(rows.times[-past:])
+    if read is not None:
+        note(f"{settings.path}: {read}")
     began = torch.from_numpy(rows.values[-past:, None]).to(place)
     with watching() as watch:
         advance = watch("forecasting", max(samples, 1))
         found = forecast_rows(model, began, horizon, samples, paths, seed, advance)
     columns = _by_column(found, settings)
     if out is not None:
-        write_csv(out, _lines(columns, horizon))
+        write_csv(out, _lines(columns, digits(settings, 7), horizon))
     last = unscaled(settings, rows.values[-1]).tolist()
     figures = {"run": str(run), "after": rows.times[-1], "rows_read": len(began)}
     figures |= {"horizon": horizon, "samples": samples, "paths": paths}
@@ -89,12 +101,13 @@ def forecast(
         show({**figures, "columns": columns}, "", True)
         return
     show(figures, "forecast", False)
-    _show(columns, last, horizon)
+    _show(columns, last, digits(settings, 4), horizon)
 
 
 def _by_column(found: Forecast, settings: SeriesData) -> dict[str, dict[str, list[float]]]:
     """The figures [steps] of each column, in its own unit."""
-    places = {"mean": found.mean, "lower": found.quantile(0.05), "upper": found.quantile(0.95)}
+    ends = found.quantile(0.05), found.quantile(0.95)
+    places = dict(zip(PLACES, (found.mean, *ends), strict=True))
     sizes = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
     own = {key: unscaled(settings, t[:, 0].cpu().numpy()) for key, t in places.items()}
     own |= {key: t[:, 0].double().cpu().numpy() * settings.spread for key, t in sizes.items()}
@@ -104,26 +117,29 @@ def _by_column(found: Forecast, settings: SeriesData) -> dict[str, dict[str, lis
     }
 
 
-def _lines(columns: dict[str, dict[str, list[float]]], horizon: int) -> list[list[Any]]:
-    """A line a step and column."""
+def _lines(
+    columns: dict[str, dict[str, list[float]]], places: list[int], horizon: int
+) -> list[list[Any]]:
+    """A line a step and column, in so many digits."""
     keys = list(next(iter(columns.values())))
     lines: list[list[Any]] = [["step", "column", *keys]]
     for step in range(horizon):
-        for name, own in columns.items():
-            lines.append([step + 1, name, *(float(f"{own[key][step]:.7g}") for key in keys)])
+        for (name, own), place in zip(columns.items(), places, strict=True):
+            numbers = (float(f"{own[key][step]:.{place}g}") for key in keys)
+            lines.append([step + 1, name, *numbers])
     return lines
 
 
-def _show(columns: dict[str, dict[str, list[float]]], last: list[float], horizon: int) -> None:
-    """The mean and the interval at a few steps, for people."""
+def _show(
+    columns: dict[str, dict[str, list[float]]], last: list[float], places: list[int], horizon: int
+) -> None:
+    """The mean and the interval at a few steps, for people, in so many digits."""
     part = range(1, SHOWN_STEPS + 1)
     steps = sorted({max(1, round(horizon * k / SHOWN_STEPS)) for k in part} | {1})
     heads = ["", "last row", *(f"step {step}" for step in steps)]
     table = table_of(*heads, title="mean [central 90 % interval]")
-    for (name, own), now in zip(columns.items(), last, strict=True):
-        cells = [
-            f"{own['mean'][s - 1]:.4g} [{own['lower'][s - 1]:.4g}, {own['upper'][s - 1]:.4g}]"
-            for s in steps
-        ]
-        table.add_row(name, f"{now:.4g}", *cells)
+    for (name, own), now, place in zip(columns.items(), last, places, strict=True):
+        three = [[f"{own[key][s - 1]:.{place}g}" for s in steps] for key in PLACES]
+        cells = [f"{mean} [{lower}, {upper}]" for mean, lower, upper in zip(*three, strict=True)]
+        table.add_row(name, f"{now:.{place}g}", *cells)
     print_table(table)

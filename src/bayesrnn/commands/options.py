@@ -36,6 +36,14 @@ SpeechDecoding = Annotated[
         help="How labels of speech are read off: the best path, prefix search, or a beam.",
     ),
 ]
+Season = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of series: rows a season, for the seasonal naive forecast beside the run's (default: "
+        "what fits the rows to train on).",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 FLAGS: Mapping[str, Sequence[str]] = {
     "--predictions": (ImageData.kind, ReviewData.kind, CaptionData.kind),
@@ -43,6 +51,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--meteor": (CaptionData.kind,),
     "--decoding": (SpeechData.kind,),
     "--horizon": (SeriesData.kind,),
+    "--season": (SeriesData.kind,),
     "--streams": (TextData.kind, SeriesData.kind),
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }

@@ -11,13 +11,14 @@ from bayesrnn.commands.options import (
     Data,
     Device,
     DrawSeed,
+    Season,
     check_file,
     draw_counts,
     note,
     recipe_of,
 )
 from bayesrnn.commands.tables import show, watching
-from bayesrnn.data import CaptionData, TextData
+from bayesrnn.data import CaptionData, SeriesData, TextData
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.reader import Advance
 from bayesrnn.report.captions import check_pictures
@@ -51,6 +52,7 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(help="The folder of the pictures, to show them with captions.")
     ] = None,
+    season: Season = None,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
@@ -80,9 +82,10 @@ def report(
         pictures,
         data,
         seed,
+        season,
         choose_device(device, "--device"),
     )
-    _check(runs, text, pictures)
+    _check(runs, text, pictures, season)
     found = []
     with watching() as watch:
         for run, name in zip(runs, names_of(runs), strict=True):
@@ -107,7 +110,7 @@ def report(
     show(figures, "report", as_json)
 
 
-def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
+def _check(runs: list[Path], text: Path | None, pictures: Path | None, season: int | None) -> None:
     """Say what is wrong with a folder before anything is measured."""
     for run in runs:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
@@ -116,6 +119,8 @@ def _check(runs: list[Path], text: Path | None, pictures: Path | None) -> None:
     kinds = [recipe_of(run).data for run in runs]
     if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
         raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
+    if season is not None and not any(isinstance(kind, SeriesData) for kind in kinds):
+        raise typer.BadParameter(f"--season is not for a run on {kinds[0].kind}")
     if pictures is not None:
         if not any(isinstance(kind, CaptionData) for kind in kinds):
             raise typer.BadParameter(f"--pictures is not for a run on {kinds[0].kind}")

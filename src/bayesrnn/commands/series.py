@@ -41,15 +41,21 @@ def series_ahead(
     task: SeriesTask,
     split: str,
     horizon: int,
+    season: int | None,
     count: int,
     seed: int,
     watch: Watch,
 ) -> Backtest:
-    """The scores of forecasts `horizon` steps ahead."""
-    advance = watch("forecasting", max(count, 1))
-    values = task.series.splits[split].values
+    """The scores of forecasts `horizon` steps ahead; without a season, beside the best."""
     return backtest(
-        model, values, horizon, samples=count, seed=seed, device=task.device, advance=advance
+        model,
+        task.series.splits[split].values,
+        horizon,
+        samples=count,
+        seed=seed,
+        device=task.device,
+        advance=watch("forecasting", max(count, 1)),
+        season=season or task.season(split, horizon),
     )
 
 

@@ -151,18 +151,18 @@ class StreamLoader(Batches):
                 f"{ids.dtype} {list(ids.shape)}",
             ),
         )
-        what, unit = ("series", "rows") if series else ("text", "tokens")
+        what, unit, more = ("series", "rows", "rows") if series else ("text", "tokens", "text")
         length = (len(ids) - 1) // streams
         if length < 1:
             raise UserError(
                 f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams need "
-                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more {what}"
+                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more {more}"
             )
         if drop_last and length < unroll:
             raise UserError(
                 f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams of {unroll} "
                 f"steps need ({streams * unroll + 1}); lower {key} or "
-                f"{key.replace('streams', 'unroll')}, or give more {what}"
+                f"{key.replace('streams', 'unroll')}, or give more {more}"
             )
         self.name = name
         self.streams = streams

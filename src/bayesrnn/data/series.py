@@ -3,9 +3,13 @@
 import csv
 import hashlib
 import io
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -15,15 +19,18 @@ from bayesrnn.data.text import SPLITS
 from bayesrnn.errors import UserError, require
 from bayesrnn.files import expanded, read_chunks
 
+PUT_BACK = timedelta(hours=1)
+"""How far a clock goes back when summer ends."""
+
 
 @dataclass(frozen=True)
 class SeriesData:
     """The `[data]` table of a recipe for series.
 
     `path` is a CSV file with a line of names above the rows. The `columns` named are read and
-    predicted together; `time` names the column that says when a row was (any text), if there is
-    one. Cells are apart by `separator`. The first `split[0]` of the rows are to train on, the next
-    `split[1]` to validate, the rest to test.
+    predicted together; `time` names the column that says when a row was (any text; dates must not
+    go backwards), if there is one. Cells are apart by `separator`. The first `split[0]` of the rows
+    are to train on, the next `split[1]` to validate, the rest to test.
 
     The network reads (value - centre) / spread, with a number a column. By default they are the
     mean and the standard deviation of the rows to train on; the recipe that a run keeps has them
@@ -52,7 +59,11 @@ class SeriesData:
                 "time",
                 f"must not be one of the columns to predict, got {self.time!r}",
             ),
-            (len(self.separator) == 1, "separator", f"must be a character, got {self.separator!r}"),
+            (
+                len(self.separator) == 1 and self.separator not in '"\r\n',
+                "separator",
+                f"must be a character, no quote and no end of a line, got {self.separator!r}",
+            ),
             (
                 all(part > 0 for part in self.split)
                 and math.isclose(sum(self.split), 1, abs_tol=1e-6),
@@ -60,7 +71,8 @@ class SeriesData:
                 f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
             ),
             (fits, "centre", "must have, like spread, a number a column, or both be left out"),
-            (all(s > 0 for s in self.spread), "spread", "must be numbers above 0"),
+            (all(map(math.isfinite, self.centre)), "centre", "must be finite numbers"),
+            (all(0 < s < math.inf for s in self.spread), "spread", "must be numbers above 0"),
         )
 
 
@@ -130,19 +142,34 @@ def _measured(settings: SeriesData, table: NDArray[np.float64]) -> SeriesData:
     """With the means and the standard deviations of these rows, unless there are some."""
     if settings.centre:
         return settings
-    centre, spread = table.mean(axis=0), table.std(axis=0)
-    for name, value in zip(settings.columns, spread, strict=True):
-        if not 0 < value < math.inf:
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre, spread = table.mean(axis=0), table.std(axis=0)
+    ends = table.min(axis=0), table.max(axis=0)
+    for name, value, least, most in zip(settings.columns, spread, *ends, strict=True):
+        if least == most:  # the spread of equal numbers may be rounding, and not 0
             raise UserError(
                 f"column {name!r} of {settings.path} is the same in all rows to train on, so there "
                 "is nothing to predict; leave it out of data.columns"
+            )
+        if not 0 < value < math.inf:
+            raise UserError(
+                f"column {name!r} of {settings.path} goes from {least:g} to {most:g}, which a "
+                "standard deviation cannot hold; give it in another unit"
             )
     return replace(settings, centre=tuple(centre.tolist()), spread=tuple(spread.tolist()))
 
 
 def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.float32]:
-    scaled = (table - np.array(settings.centre)) / np.array(settings.spread)
-    return np.ascontiguousarray(scaled, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        scaled = (table - np.array(settings.centre)) / np.array(settings.spread)
+        values = np.ascontiguousarray(scaled, dtype=np.float32)
+    for row, place in np.argwhere(~np.isfinite(values))[:1].tolist():
+        name, value = settings.columns[place], table[row, place]
+        raise UserError(
+            f"{settings.path}, row {row + 1}: {name!r} is {value:g}, too far from the rows to "
+            "train on for any network; mend the file"
+        )
+    return values
 
 
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
@@ -153,8 +180,8 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8") from error
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=settings.separator)
-    names = next(lines, [])
+    lines = _lines(path, text, settings.separator)
+    _, names = next(lines, (0, []))
     if not names:
         raise UserError(f"{path} has no line of names; give a CSV file with names above its rows")
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
@@ -164,36 +191,124 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
             f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; "
             "give a file that has it, or set data.columns, data.time or data.separator"
         )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
+            "give each a name of its own"
+        )
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
     table: list[list[float]] = []
     times: list[str] = []
-    for cells in lines:
-        if not cells:  # a blank line
+    found_at: list[int] = []
+    gap: int | None = None  # in a file of one column a blank line is an empty cell, but at the end
+    for number, cells in lines:
+        if not cells:
+            gap = number if gap is None and len(names) == 1 else gap
             continue
-        where = f"{path}, line {lines.line_num}"
+        if gap is not None:
+            _number("", f"{path}, line {gap}", names[0])
+        where = f"{path}, line {number}"
         if len(cells) != len(names):
             raise UserError(f"{where}: it has {len(cells)} cells, and the first line {len(names)}")
         row = [_number(cells[p], where, names[p]) for p in places]
         table.append(row)
         times.append(str(len(table)) if when is None else cells[when])
+        found_at.append(number)
+    back = None if when is None else _goes_back(times)
+    if back is not None:
+        raise UserError(
+            f"{path}, line {found_at[back]}: its time, {times[back]!r}, is before that of the row "
+            f"above, {times[back - 1]!r}; sort the rows, the oldest first, or leave data.time out"
+        )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
 
 
+def as_dates(times: Sequence[str]) -> list[datetime] | None:
+    """The times, where all of them are ISO dates; digits alone may be the number of a row.
+
+    >>> as_dates(["2016-07-01"]), as_dates(["2016-07-01", "20160702"])
+    ([datetime.datetime(2016, 7, 1, 0, 0)], None)
+    """
+    try:
+        found = [datetime.fromisoformat(time.strip()) for time in times]
+    except ValueError:
+        return None
+    return None if any(time.isdigit() for time in times) else found
+
+
+def _goes_back(times: Sequence[str]) -> int | None:
+    """The first row that is earlier than the one before it, by more than the hour that a clock is
+    put back by; None where there is none, or times are no dates that can be compared."""
+    return next((row for row, step in enumerate(_steps(times), 1) if step < -PUT_BACK), None)
+
+
+def uneven(times: Sequence[str]) -> str | None:
+    """One line where rows are missing or there twice, by their dates: a step of twice the usual
+    one or more (months are not of one length), or none."""
+    steps = _steps(times)
+    [(usual, _)] = Counter(steps).most_common(1) or [(timedelta(0), 0)]
+    odd = [row for row, step in enumerate(steps, 1) if step >= 2 * usual or step <= timedelta(0)]
+    if usual <= timedelta(0) or not odd:
+        return None
+    before, first = times[odd[0] - 1 : odd[0] + 1]
+    return (
+        f"rows are taken to be at even steps, mostly {usual} here, but {len(odd):,} of "
+        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is missing"
+    )
+
+
+def _steps(times: Sequence[str]) -> list[timedelta]:
+    """From each row to the next; none where times are no dates that can be compared."""
+    dates = as_dates(times) or []
+    if len({date.tzinfo is None for date in dates}) > 1:
+        return []
+    return [after - before for before, after in itertools.pairwise(dates)]
+
+
+def _lines(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line, with its number (of several lines, that of the first)."""
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    while True:
+        number = lines.line_num + 1
+        try:
+            cells = next(lines, None)
+        except csv.Error as error:
+            raise UserError(
+                f"{path}, line {number}: it cannot be read from here on ({error}); check its quotes"
+            ) from error
+        if cells is None:
+            return
+        yield number, cells
+
+
 def _number(cell: str, where: str, column: str) -> float:
     try:
-        value = float(cell)
+        value = math.nan if "_" in cell else float(cell)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         said = "is empty" if cell.strip() == "" else f"is {cell!r}, not a finite number"
-        raise UserError(
-            f"{where}: {column!r} {said}; fill it in, or leave the column out of data.columns"
-        )
+        remedy = "fill it in, or leave the column out of data.columns"
+        if "," in cell:
+            remedy = "write decimals with a point, and nothing between thousands"
+        raise UserError(f"{where}: {column!r} {said}; {remedy}")
     return value
 
 
 def unscaled(settings: SeriesData, values: NDArray[np.floating]) -> NDArray[np.float64]:
     """Values [..., C] as the file has them."""
     return values.astype(np.float64) * np.array(settings.spread) + np.array(settings.centre)
+
+
+def digits(settings: SeriesData, fewest: int) -> list[int]:
+    """How many significant digits a number of each column needs for changes within its spread to
+    show, `fewest` or more: of 101325 within a thousandth, more than of 20 within 5.
+
+    >>> digits(SeriesData("x.csv", ("p", "t"), centre=(101325, 20), spread=(0.001, 5)), 4)
+    [12, 4]
+    """
+    pairs = zip(settings.centre, settings.spread, strict=True)
+    return [min(fewest + int(math.log10(max(abs(c) / s, 1))), 17) for c, s in pairs]

@@ -1,6 +1,7 @@
 """Scores and predictions: by the mean, by draws, and what the draws disagree about."""
 
 from bayesrnn.evaluate import outputs
+from bayesrnn.evaluate.baselines import best_season
 from bayesrnn.evaluate.calibration import (
     Calibration,
     Reliability,
@@ -96,6 +97,7 @@ __all__ = [
     "aupr",
     "auroc",
     "backtest",
+    "best_season",
     "calibration_of_numbers",
     "calibration_of_top",
     "caption_pictures",

@@ -297,6 +297,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     told = [escape(time) for time in times]
     fans = shown.fans(column)
     rows = next(iter(fans.values())).rows
+    form = f".{max(each.digits for each in fans.values())}~g"
     for index, each in fans.items():
         doubt = NINETY * each.doubt
         for (low, high), view, opacity in (
@@ -331,7 +332,8 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             text=told[now:],
             customdata=[[float(rows[now]), float(rows[now]), 0.0], *figures],
             hovertemplate=(
-                "%{text}: %{y:.4~g}<br>90 % in %{customdata[0]:.4~g} to %{customdata[1]:.4~g}<br>"
+                f"%{{text}}: %{{y:{form}}}<br>90 % in %{{customdata[0]:{form}}} to "
+                f"%{{customdata[1]:{form}}}<br>"
                 f"own doubt ± %{{customdata[2]:.3~g}}<extra>{escape(runs[index].name)}</extra>"
             ),
         )
@@ -342,7 +344,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         mode="lines",
         line={"color": "var(--ink)", "width": 1.75},
         text=told,
-        hovertemplate="%{text}: %{y:.4~g}<extra>what came</extra>",
+        hovertemplate=f"%{{text}}: %{{y:{form}}}<extra>what came</extra>",
     )
     figure.add_vline(x[now], line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
     if days is not None:
@@ -356,7 +358,8 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
 
 
 def error_ahead(runs: Runs) -> list["go.Figure"]:
-    """RMSE and CRPS by the number of steps ahead, and what the last row, for ever, would give."""
+    """RMSE and CRPS by the number of steps ahead, and what the last row, for ever, and the last
+    season, over and over, would give."""
     figure = _figure("steps ahead", "error, in spreads of the column")
     for index, run in enumerate(runs):
         if run.ahead is not None:
@@ -364,14 +367,21 @@ def error_ahead(runs: Runs) -> list["go.Figure"]:
             steps = list(range(1, len(rmse) + 1))
             _line(figure, index, run, steps, rmse, "RMSE", mode="lines")
             _line(figure, index, run, steps, crps, "CRPS", "dash", legend=False, mode="lines")
-    for same in dict.fromkeys(run.ahead.scores.persistence for run in runs if run.ahead):
+    scores = [run.ahead.scores for run in runs if run.ahead]
+    naive = [("the last row", "dot", each.persistence) for each in scores]
+    naive += [
+        (f"the last {each.season} rows", "dashdot", each.seasonal)
+        for each in scores
+        if each.season > 1
+    ]
+    for name, dash, same in dict.fromkeys(naive):
         figure.add_scatter(
             x=list(range(1, len(same) + 1)),
             y=same,
-            name="the last row",
+            name=name,
             mode="lines",
-            line={"color": "var(--muted)", "dash": "dot", "width": 2},
-            hovertemplate="%{x}: %{y:,.4~r}<extra>the last row, RMSE</extra>",
+            line={"color": "var(--muted)", "dash": dash, "width": 2},
+            hovertemplate=f"%{{x}}: %{{y:,.4~r}}<extra>{name}, RMSE</extra>",
         )
     figure.update_yaxes(rangemode="tozero")
     return _drawn(figure, runs)

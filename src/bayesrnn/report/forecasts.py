@@ -4,16 +4,16 @@ how its errors grow with the number of steps ahead."""
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.series import unscaled
+from bayesrnn.data.series import as_dates, digits, unscaled
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast
+from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast, paths_each
+from bayesrnn.report.choices import Choices
 from bayesrnn.train.series import SeriesTask
 
 Numbers = NDArray[np.float64]
@@ -33,8 +33,9 @@ ORIGINS = 50
 class Fan:
     """Of one column, in its own unit: the rows shown, past and to come; and, of each step ahead,
     the mean of the paths, the ends of the intervals that hold 50 % and 90 % of them, and the
-    epistemic standard deviation."""
+    epistemic standard deviation. Numbers are told in so many `digits`."""
 
+    digits: int
     rows: Numbers
     mean: Numbers
     half: tuple[Numbers, Numbers]
@@ -69,18 +70,18 @@ class Ahead:
 
 
 def look_ahead(
-    model: Bayesian, task: SeriesTask, split: str, samples: int, seed: int, watch: Watch
+    model: Bayesian, task: SeriesTask, choices: Choices, samples: int, watch: Watch
 ) -> Ahead:
     """Forecast by so many draws (0: the mean), STEPS ahead or a quarter of the split."""
+    split, seed = choices.split, choices.seed
     rows, settings = task.series.splits[split], task.series.settings
-    draws = max(samples, 1)
     steps = max(1, min(STEPS, len(rows) // 4))
     start = len(rows) // 2
     first = max(0, start - steps)
     stop = start + steps
     began = torch.from_numpy(rows.values[max(0, start - PAST) : start, None]).to(task.device)
-    advance = watch("forecasting", 2 * draws)
-    found = forecast(model, began, steps, samples, _each(FAN_PATHS, draws), seed, advance)
+    advance = watch("forecasting", 2 * max(samples, 1))
+    found = forecast(model, began, steps, samples, paths_each(samples, FAN_PATHS), seed, advance)
 
     def own_unit(tensor: torch.Tensor) -> Numbers:
         return unscaled(settings, tensor[:, 0].cpu().numpy())
@@ -96,6 +97,7 @@ def look_ahead(
         len(settings.columns),
         {
             settings.columns[c]: Fan(
+                digits(settings, 4)[c],
                 came[:, c],
                 mean[:, c],
                 (lower[:, c], upper[:, c]),
@@ -110,17 +112,13 @@ def look_ahead(
             steps,
             ORIGINS,
             samples=samples,
-            paths=_each(BACKTEST_PATHS, draws),
+            paths=paths_each(samples, BACKTEST_PATHS),
             seed=seed,
             device=task.device,
             advance=advance,
+            season=choices.season or task.season(split, steps),
         ),
     )
-
-
-def _each(paths: int, draws: int) -> int:
-    """Of each draw, for about so many of all."""
-    return max(2, paths // draws)
 
 
 def shown_columns(count: int) -> list[int]:
@@ -138,13 +136,9 @@ def dates(times: Sequence[str]) -> list[str] | None:
     >>> dates(["2016-07-01", "2016-07-02 06:00"]), dates(["day 1", "day 2"])
     (['2016-07-01T00:00:00', '2016-07-02T06:00:00'], None)
     """
-    try:
-        found = [datetime.fromisoformat(time).replace(tzinfo=None) for time in times]
-    except ValueError:
-        return None
+    found = [each.replace(tzinfo=None) for each in as_dates(times) or []]
     forwards = all(a < b for a, b in itertools.pairwise(found))
-    digits = any(time.isdigit() for time in times)  # the number of a row, say
-    return [each.isoformat() for each in found] if forwards and not digits else None
+    return [each.isoformat() for each in found] if found and forwards else None
 
 
 # --- on the page ----------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ CHARTS = (
         "error_ahead",
         "Error by steps ahead",
         "The RMSE of the forecasts' mean (solid) and the CRPS of their paths (dashed), from many "
-        "places of the split. Dotted, the RMSE of the last row, for ever.",
+        "places of the split. In grey, the RMSE of the last row, for ever (dotted), and, where "
+        "there is a season, of the last one, over and over.",
         figures.error_ahead,
     ),
     Chart(

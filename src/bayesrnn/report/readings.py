@@ -272,7 +272,7 @@ def read_series_run(subject: Subject) -> dict[str, Any]:
         "reliability": None,
         "risk": None,
         "coverage": coverage(reading.mixture.cdf(reading.targets)),
-        "ahead": look_ahead(model, task, choices.split, max(counts), choices.seed, watch),
+        "ahead": look_ahead(model, task, choices, max(counts), watch),
         "pruning": pruning_curve(
             model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
         ),

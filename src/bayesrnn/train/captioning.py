@@ -34,6 +34,7 @@ class CaptionTask:
 
     unit = "words"
     progress: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None

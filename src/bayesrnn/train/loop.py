@@ -458,6 +458,8 @@ class Trainer:
         if batches.dropped:
             text += f" (without the {batches.dropped} of the last cut)"
         self.reporter.say(text)
+        for note in self.task.notes:
+            self.reporter.say(note)
         if self.settings.precision == "bfloat16" and not has_bfloat16(batches.device):
             self.reporter.say(
                 "this processor has no instructions for bfloat16 and takes longer so than with "

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, SeriesData, StreamLoader, Vocabulary, load_series
-from bayesrnn.evaluate.series import OUTPUT, READ_STEPS, evaluate_series, read_series
+from bayesrnn.data.series import uneven
+from bayesrnn.evaluate.baselines import best_season
+from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, read_series
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
 from bayesrnn.train.streams import training_streams
@@ -28,6 +30,8 @@ class SeriesTask:
         assert isinstance(recipe.data, SeriesData)
         self.device = device
         self.series = load_series(recipe.data)
+        every = [time for rows in self.series.splits.values() for time in rows.times]
+        self.notes: tuple[str, ...] = tuple(filter(None, [uneven(every)]))
         train = recipe.train
         self.batches = training_streams(self.series.splits["train"].values, train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
@@ -41,6 +45,11 @@ class SeriesTask:
         unroll = max(1, READ_STEPS // streams)
         values = self.series.splits[split].values
         return StreamLoader(values, streams, unroll, device=self.device, name=split, key=key)
+
+    def season(self, split: str, steps: int) -> int:
+        """That of the rows to train on, for forecasts of so many steps in a split."""
+        rows = self.series.splits
+        return best_season(rows["train"].values, steps, min(PAST, len(rows[split]) // 2))
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         raw, state = model(batch.x, state)

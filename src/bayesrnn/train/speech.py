@@ -33,6 +33,8 @@ class SpeechTask:
     validation set an epoch is judged by its loss on the training set (Graves 2011, Section 8).
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
     ) -> None:

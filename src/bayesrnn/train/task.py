@@ -53,6 +53,8 @@ class Task(Protocol):
     """The figure of an epoch that tells how good a model is: the lower, the better."""
     progress: tuple[str, ...]
     """Further figures that, becoming lower, are progress (for `train.patience`)."""
+    notes: tuple[str, ...]
+    """What to say of the data before they are learnt from, a line each."""
 
     @property
     def batches(self) -> Loader: ...
@@ -96,6 +98,7 @@ class LanguageTask:
 
     watched = "valid_perplexity"
     progress: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
@@ -143,6 +146,7 @@ class LabelledTask:
     """Predict an image's class, or a review's rating or class."""
 
     progress: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, recipe: Recipe, device: torch.device, vocabulary: Vocabulary | None = None
