@@ -71,6 +71,14 @@ def doubt(reading: Reading, part: str) -> torch.Tensor:
     return scales.square().mean(dim=(0, 2))
 
 
+def hardware() -> str:
+    """Where runs are trained, if there is a GPU, and where they are measured."""
+    cores = f"{torch.get_num_threads()} CPU threads, {platform.machine()}"
+    if not torch.cuda.is_available():
+        return cores
+    return f"1x {torch.cuda.get_device_name()} to train, {cores} to measure"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="ETTh1.csv")
@@ -91,7 +99,7 @@ def main() -> None:
             {
                 "command": "python benchmarks/series.py --data ETTh1.csv --out RUNS",
                 "commit": given.commit,
-                "hardware": f"{torch.get_num_threads()} CPU threads, {platform.machine()}",
+                "hardware": hardware(),
                 "torch": torch.__version__,
                 "settings": {"draws": DRAWS, "horizon": HORIZON, "drift": [DRIFTED, DRIFT]},
                 "runs": runs,

@@ -4,8 +4,10 @@
 """
 
 import functools
+import gc
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -297,6 +299,33 @@ def test_a_shape_that_cannot_be_recorded_ends_all_recording() -> None:
     for value in range(WARM_UP + 3):
         assert replay(torch.tensor(value))[0].item() == value + 1
     assert not replay.recorded
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_old_recording_goes_while_a_new_one_is_made(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end, by the garbage collector at any time, is refused while a stream is recorded."""
+    generator = SimpleNamespace(get_state=torch.get_rng_state, set_state=torch.set_rng_state)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: SimpleNamespace(pool=lambda: None))
+    monkeypatch.setattr("torch.cuda.graph", lambda graph, **how: nullcontext())
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
+    monkeypatch.setattr("torch.cuda.set_stream", lambda stream: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.default_generators", {None: generator})
+    collects: list[bool] = []
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        collects.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("it looked at a value")
+        return (x + 1,)
+
+    replay = Replay(function, torch.device("cpu"))
+    replay._stream = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+    assert (replay._record([torch.ones(3)]) is None) == fails
+    assert collects == [False]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(("precision", "matmul"), [("tf32", "high"), ("float32", "highest")])

@@ -6,6 +6,7 @@ on a CPU.
 """
 
 import functools
+import gc
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,7 @@ class Replay:
         before = torch.cuda.current_stream(stream.device)
         random = torch.cuda.default_generators[stream.device.index].get_state()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with _undisturbed(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 outputs = self._function(*mine)
         except RuntimeError as error:
             torch.cuda.set_stream(before)
@@ -137,9 +138,22 @@ class Replay:
     def _recover(self, stream: torch.cuda.Stream, random: Tensor) -> None:
         """After a recording that failed torch's generator still believes to be recorded, and
         refuses to draw; a recording that succeeds puts that right."""
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        with _undisturbed(), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
             torch.zeros((), device=stream.device)
         torch.cuda.default_generators[stream.device.index].set_state(random)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage is collected inside: an old recording that goes while a new one is made, that of a
+    training before in the same process, say, spoils it."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextmanager

@@ -158,8 +158,10 @@ class Step:
             return
         obstacle = self._obstacle(settings)
         if obstacle is None:
-            # With several draws gradients add up, for which they would have to be waited for.
-            self._stream = second_stream(device) if self.draws == 1 else None
+            # Of several draws, or where a prior learns and the KL's gradient is one by itself,
+            # gradients add up, for which they would have to be waited for.
+            learns = any(hyper.learnt() for hyper in model.each_prior())
+            self._stream = second_stream(device) if self.draws == 1 and not learns else None
             self._replay = Replay(self._function, device)
             update.compiled = True
         else:
@@ -258,9 +260,9 @@ class Step:
         return after
 
     def _early_kl(self) -> Known | None:
-        """The KL's value beside the forward pass, where there is a stream for it and its gradient
-        rides on the loss's. (On a CPU the KL needs what the draw finds on its way.)"""
-        if self._stream is None or any(hyper.learnt() for hyper in self.model.each_prior()):
+        """The KL's value beside the forward pass, where there is a stream for it. (On a CPU the KL
+        needs what the draw finds on its way.)"""
+        if self._stream is None:
             return None
         self.model.prepare()
         with self.model.beside(), torch.no_grad():
