@@ -77,7 +77,7 @@ def compress(
     assert out is not None
     given = 1.0 if allow is None else allow
     with watching(quiet) as watch:
-        advance = watch("rounding", MOST_TRIES)
+        advance = watch("rounding and coding", 1 + (MOST_TRIES if step is None else 0))
         done = compress_run(
             run, out, step, given / 100, scale, data, device, lambda *_: advance(1), note
         )
