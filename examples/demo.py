@@ -48,6 +48,7 @@ def main() -> None:
     print(f"Open {page} in a browser.")
     print(f"{time.monotonic() - started:.0f} s; the runs are in {out}. Try next:")
     print(f'  bayesrnn generate {out}/demo-brnn --prompt "the american people" --temperature 0.7')
+    print(f"  bayesrnn compress {out}/demo-brnn --out {out}/demo-small")
 
 
 def state_of_the_union(path: Path) -> Path:

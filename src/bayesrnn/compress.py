@@ -60,17 +60,17 @@ class Compressed:
 def rounded(model: Bayesian, step: float) -> Iterator[None]:
     """The model as a file coded with this step would have its means, for a while."""
     require((0 < step < math.inf, "step", f"must be a finite number above 0, got {step}"))
-    before = {block: block.parameters_by_name["loc"] for block in model.each_block()}
-    saved = {block: loc.detach().clone() for block, loc in before.items()}
+    means = [block.parameters_by_name["loc"] for block in model.each_block()]
+    before = [loc.detach().clone() for loc in means]
     try:
         with torch.no_grad():
-            for loc in before.values():
+            for loc in means:
                 loc.copy_(from_levels(to_levels(loc, step), step, loc.dtype))
         yield
     finally:
         with torch.no_grad():
-            for block, loc in before.items():
-                loc.copy_(saved[block])
+            for loc, exact in zip(means, before, strict=True):
+                loc.copy_(exact)
 
 
 def compression_curve(
