@@ -154,6 +154,42 @@ def test_a_tilde_is_the_home_folder(
     assert small.data.path == str(tmp_path / "text.txt")
 
 
+def test_a_tilde_that_the_shell_left_is_the_home_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli("train", "~/small.toml", "train.epochs=1", "--out=~/run", "--quiet").code == 0
+    told = cli("evaluate", "~/run", "--json")
+    assert json.loads(told.out)["run"] == str(tmp_path / "run")
+    text = ["--text=~/text.txt", "--out=~/tokens.csv", "--samples=1"]
+    assert cli("uncertainty", "~/run", *text).code == 0
+    page = ["--out=~/page.html", "--samples=0", "--tokens=20"]
+    assert cli("report", "~/run", "~/run", *page).code == 0
+    assert cli("prune", "~/run", "--fraction=0.5", "--out=~/small").code == 0
+    made = {"run", "small", "tokens.csv", "page.html"}
+    assert made <= {path.name for path in tmp_path.iterdir()}
+    assert list(Path().iterdir()) == []
+    assert cli("evaluate", "~nosuchuser/run").errors == [
+        "there is no home folder for the ~ of ~nosuchuser/run; write the whole path"
+    ]
+
+
+def test_a_tilde_is_the_home_folder_in_python_too(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(finished, tmp_path / "run")
+    recipe = bayesrnn.read_recipe("~/run/recipe.toml")
+    assert bayesrnn.load_vocabulary("~/run").tokens
+    bayesrnn.prune_run("~/run", "~/small", fraction=0.5)
+    bayesrnn.train(recipe, "~/run", quiet=True)
+    bayesrnn.save(bayesrnn.load("~/small"), "~/mine")
+    assert {"run", "small", "mine"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_the_home_of_nobody_is_one_line(cli: Cli, finished: Path, recipe: Path) -> None:
     nobody = "~nosuchuser/x"
     for asked in (

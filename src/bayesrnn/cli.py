@@ -1,9 +1,12 @@
 """The command line: a table of commands; each is a file of commands/."""
 
+import functools
 import io
 import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +24,7 @@ from bayesrnn.commands.train import train
 from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.files import expanded
 from bayesrnn.starting import INTERRUPTED, started
 
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
@@ -35,6 +39,24 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def at_home(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with ~ as the user's home in every path it is given: a shell leaves that of
+    --out=~/x, and of anything in quotes, as it is."""
+
+    def path_of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [path_of(one) for one in value]
+        return expanded(value) if isinstance(value, Path) else value
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        command(**{name: path_of(value) for name, value in given.items()})
+
+    return run
+
+
 for command in (
     train,
     evaluate,
@@ -49,7 +71,7 @@ for command in (
     report,
     bench,
 ):
-    app.command()(command)
+    app.command()(at_home(command))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from bayesrnn.errors import UserError
 CHUNK_BYTES = 1 << 20
 
 
-def expanded(path: str) -> Path:
+def expanded(path: str | Path) -> Path:
     """A path that a user gave, with ~ as their home."""
     try:
         return Path(path).expanduser()

@@ -16,7 +16,7 @@ from bayesrnn.bayes import Bayesian, Delta
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
 from bayesrnn.evaluate.ctc import Decoder, prefix_search
-from bayesrnn.files import write_atomic
+from bayesrnn.files import expanded, write_atomic
 from bayesrnn.prune import (
     Pruned,
     Ranking,
@@ -79,8 +79,8 @@ class Pruning:
 
 
 def prune_run(
-    run: Path,
-    out: Path,
+    run: str | Path,
+    out: str | Path,
     fraction: float | None = None,
     threshold: float | None = None,
     per_tensor: bool = False,
@@ -97,6 +97,7 @@ def prune_run(
     `retrain` is for how many epochs to train what is left (see `retraining`). Where that was
     interrupted, the same call goes on with it.
     """
+    run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
     model, outcome = _prune_into(run, out, how, data, quiet, device)
     total = sum(block.layout.count for block in model.each_block())
@@ -264,7 +265,7 @@ class RunCurve:
 
 
 def run_curve(
-    run: Path,
+    run: str | Path,
     fractions: Sequence[float] | None = None,
     thresholds: Sequence[float] | None = None,
     split: str | None = None,
@@ -273,7 +274,7 @@ def run_curve(
     by: Ranking = "snr",
     retrain: int = 0,
     lr: float | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     data: str = "",
     device: str = "auto",
     quiet: bool = True,
@@ -288,6 +289,7 @@ def run_curve(
     `warn` where the run's data have changed since its training.
     """
     require((not retrain or out is not None, "out", "must be given to retrain into"))
+    run, folder = expanded(run), None if out is None else expanded(out)
     place = choose_device(device, "--device")
     model = load(run).to(place)
     recipe = with_data(run, load_recipe(run), data)
@@ -298,7 +300,7 @@ def run_curve(
     figure = watched_figure(task, split, streams)
 
     def retrained(point: Pruned) -> Pruned:
-        if out is None or point.percent == 100:
+        if folder is None or point.percent == 100:
             return replace(point, retrained=point.error)
         kind, value = (
             ("fraction", point.fraction)
@@ -313,7 +315,7 @@ def run_curve(
             scale=True,
             **{kind: value},
         )
-        after, outcome = _prune_into(run, out / f"{kind}-{value:g}", how, data, quiet, device)
+        after, outcome = _prune_into(run, folder / f"{kind}-{value:g}", how, data, quiet, device)
         assert outcome is not None
         if not outcome.finished:
             raise KeyboardInterrupt  # which the training took as a sign to save, and said so

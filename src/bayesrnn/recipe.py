@@ -40,7 +40,7 @@ from bayesrnn.data import (
     TextData,
 )
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import expanded, read_chunks, write_atomic
 from bayesrnn.models import (
     CaptionerSettings,
     DropoutSettings,
@@ -113,8 +113,9 @@ class Recipe:
         require((wanted == given, "model", message))
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `table.key=value` overrides applied."""
+    path = expanded(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
         table = tomllib.loads(text)

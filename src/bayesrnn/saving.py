@@ -29,6 +29,7 @@ from bayesrnn.bayes import (
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
+from bayesrnn.files import expanded
 from bayesrnn.models import (
     Captioner,
     CaptionerSettings,
@@ -63,7 +64,7 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
     gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior.
     """
     check_bayesian(model)
-    path = Path(folder)
+    path = expanded(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         try:
             read_facts(path, "model", CONFIG)
@@ -145,7 +146,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     `folder` holds a saved model, to be filled into a copy of `module`, or is a run's, which knows
     its own module.
     """
-    path = Path(folder)
+    path = expanded(folder)
     if module is None:
         recipe = load_recipe(path)
         module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
@@ -186,9 +187,9 @@ def load_recipe(run: Path) -> Recipe:
     return read_run_recipe(run / "recipe.toml")
 
 
-def load_vocabulary(run: Path) -> Vocabulary:
+def load_vocabulary(run: str | Path) -> Vocabulary:
     """The vocabulary a run was trained with."""
-    return Vocabulary.load(run / "vocabulary.json")
+    return Vocabulary.load(expanded(run) / "vocabulary.json")
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:

@@ -21,7 +21,7 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
-from bayesrnn.files import whole_path
+from bayesrnn.files import expanded, whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe, read_run_recipe
@@ -55,7 +55,7 @@ def train(
 
     `start` is a model to begin with instead of a new one; it is the one that is trained.
     """
-    run = Run(Path(out))
+    run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
     device = choose_device(recipe.train.device)
