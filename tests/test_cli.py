@@ -372,7 +372,7 @@ def short_text(folder: Path) -> str:
         (
             lambda _: "data.path=no/such.txt",
             1,
-            ["no/such.txt does not exist; set data.path (or --data)"],
+            ["no/such.txt does not exist; set data.path to a text file"],
         ),
         (file_with(b""), 1, ["bad.txt is empty or blank"]),
         (file_with(b" \n\n"), 1, ["bad.txt is empty or blank"]),
@@ -725,6 +725,18 @@ def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
     assert result.errors == ["gone.txt does not exist; give with --data where the data are"]
 
 
+def test_data_of_another_kind_are_told_by_what_gave_them(
+    cli: Cli, finished: Path, recipe: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    wanted = "a text file or a folder that has some"
+    result = cli("evaluate", finished, "--data", folder)
+    assert result.errors == [f"{folder} has no .txt files; give {wanted} as --data"]
+    result = cli("train", recipe, f"data.path={folder}", "--out", tmp_path / "new")
+    assert result.errors == [f"{folder} has no .txt files; set data.path to {wanted}"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -747,6 +759,17 @@ def test_a_run_whose_text_is_gone_says_which_flag_helps(
     there = tmp_path / "text.txt"
     assert said == [f"error: the data of run are no longer at {there}; say where with --data"]
     assert cli(*("run" if word == "RUN" else word for word in words), "--data", text).code == 0
+
+
+def test_a_text_of_which_little_is_known_is_noted(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("date,flow\n" + "".join(f"2024-01-{i:02},{i}\n" for i in range(200)))
+    for words in (["evaluate", finished, "--data"], ["uncertainty", finished, "--text"]):
+        told = cli(*words, other)
+        assert told.code == 0
+        [line] = told.err.splitlines()
+        assert re.match(rf"note: \d+% of the tokens of {other} are none that the run knows", line)
+    assert cli("evaluate", finished).err == ""
 
 
 def test_too_many_streams_to_evaluate_with_are_named_by_their_flag(

@@ -23,7 +23,7 @@ from bayesrnn.commands.report import report
 from bayesrnn.commands.train import train
 from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
-from bayesrnn.errors import Invalid, UserError
+from bayesrnn.errors import Invalid, UserError, WrongData
 from bayesrnn.files import expanded
 from bayesrnn.starting import INTERRUPTED, started
 
@@ -41,9 +41,10 @@ app = typer.Typer(
 )
 
 
-def at_home(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with ~ as the user's home in every path it is given: a shell leaves that of
-    --out=~/x, and of anything in quotes, as it is."""
+def as_called(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as a user calls it. ~ is their home in every path it is given: a shell leaves
+    that of --out=~/x, and of anything in quotes, as it is. What is wrong with data is told with the
+    flag that gives others, where the command has it."""
 
     def path_of(value: Any) -> Any:
         if isinstance(value, list):
@@ -52,7 +53,12 @@ def at_home(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        command(**{name: path_of(value) for name, value in given.items()})
+        try:
+            command(**{name: path_of(value) for name, value in given.items()})
+        except WrongData as error:
+            if "data" not in given:
+                raise
+            raise UserError(error.by_flag) from error
 
     return run
 
@@ -71,7 +77,7 @@ for command in (
     report,
     bench,
 ):
-    app.command()(at_home(command))
+    app.command()(as_called(command))
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from bayesrnn.commands.options import (
     check_file,
     check_flags,
     note_data,
+    note_unknown,
     recipe_of,
 )
 from bayesrnn.commands.series import series_ahead, series_scores
@@ -39,7 +40,7 @@ from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
-from bayesrnn.train.task import LabelledTask, Task, build_task
+from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 
 def evaluate(
@@ -163,6 +164,8 @@ def evaluate(
     check_flags(recipe, flags)
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
+    if isinstance(task, LanguageTask):
+        note_unknown(recipe.data.path, task.corpus.ids[split], task.vocabulary)
     generator = torch.Generator(place).manual_seed(seed)
     ahead: Backtest | None = None
     with watching() as watch:

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayesrnn.data.text import SPLITS
-from bayesrnn.errors import UserError, require
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.errors import UserError, WrongData, require
+from bayesrnn.files import data_file, read_chunks
+
+CSV = "a CSV file"
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,11 @@ def _bounds(settings: SeriesData, rows: int) -> list[int]:
     bounds = [0, round(rows * train), round(rows * (train + valid)), rows]
     for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False):
         if stop - start < 2:
-            raise UserError(
+            raise WrongData(
                 f"{settings.path} has {rows} rows, and {stop - start} of them for {split}: at "
-                "least two are needed; change data.split, or give more rows"
+                "least two are needed",
+                "a file with more rows",
+                "data.split",
             )
     return bounds
 
@@ -147,22 +152,24 @@ def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.floa
 
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     """The columns' numbers [N, C], each row's time, and the digest of the file."""
-    path = expanded(settings.path)
+    path = data_file(settings.path, CSV)
     data = b"".join(read_chunks(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8") from error
+        raise WrongData(f"{path} is not UTF-8 text", f"{CSV} in UTF-8") from error
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=settings.separator)
     names = next(lines, [])
     if not names:
-        raise UserError(f"{path} has no line of names; give a CSV file with names above its rows")
+        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
     missing = [name for name in wanted if name not in names]
     if missing:
-        raise UserError(
-            f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; "
-            "give a file that has it, or set data.columns, data.time or data.separator"
+        known = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+        raise WrongData(
+            f"{path} has no column {missing[0]!r} in its first line, only {known}",
+            "a file that has it",
+            "data.columns, data.time or data.separator",
         )
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
@@ -188,9 +195,7 @@ def _number(cell: str, where: str, column: str) -> float:
         value = math.nan
     if not math.isfinite(value):
         said = "is empty" if cell.strip() == "" else f"is {cell!r}, not a finite number"
-        raise UserError(
-            f"{where}: {column!r} {said}; fill it in, or leave the column out of data.columns"
-        )
+        raise WrongData(f"{where}: {column!r} {said}", "a file with a number there", "data.columns")
     return value
 
 
