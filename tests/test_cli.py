@@ -324,6 +324,14 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
         [line] = told.err.splitlines()
         assert line.startswith(f"note: {text} is not what {run} was trained with")
         assert cli(*words, "--data", text).err == ""
+    again = ["prune", run, "--fraction", 0.5, "--retrain", 1, "--quiet", "--out"]
+    told = cli(*again, tmp_path / "small")
+    assert told.code == 0
+    [line] = told.err.splitlines()
+    assert line.startswith(f"note: {text} is not what {run} was trained with")
+    assert cli(*again, tmp_path / "meant", "--data", text).err == ""
+    table = ["prune", run, "--curve", "0,0.5,0.7", "--retrain", 1, "--quiet"]
+    assert len(cli(*table, "--out", tmp_path / "table").err.splitlines()) == 1
     shutil.rmtree(run / "checkpoints")
     assert cli("evaluate", run).err == ""  # it cannot be told
 

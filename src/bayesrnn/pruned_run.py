@@ -91,15 +91,17 @@ def prune_run(
     by: Ranking = "snr",
     lr: float | None = None,
     device: str = "auto",
+    warn: Callable[[str], None] | None = None,
 ) -> PrunedRun:
     """Prune a run's model into a new run, smaller on disk: means alone, unless `scale` is set.
 
     `retrain` is for how many epochs to train what is left (see `retraining`). Where that was
-    interrupted, the same call goes on with it.
+    interrupted, the same call goes on with it. `warn` is told where the data to retrain on have
+    changed since the run's training.
     """
     run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
-    model, outcome = _prune_into(run, out, how, data, quiet, device)
+    model, outcome = _prune_into(run, out, how, data, quiet, device, warn)
     total = sum(block.layout.count for block in model.each_block())
     size, dense = (out / "model" / TENSORS).stat().st_size, _dense_bytes(model)
     return PrunedRun(
@@ -118,7 +120,13 @@ def prune_run(
 
 
 def _prune_into(
-    run: Path, out: Path, how: Pruning, data: str, quiet: bool, device: str
+    run: Path,
+    out: Path,
+    how: Pruning,
+    data: str,
+    quiet: bool,
+    device: str,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Bayesian, Outcome | None]:
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
     choose_device(device, "--device")
@@ -134,6 +142,10 @@ def _prune_into(
             recipe = replace(recipe, train=replace(recipe.train, device=device))
     if data or how.retrain:
         recipe = with_data(run, recipe, data)
+    task = None
+    if how.retrain:
+        task = _task_of(run, recipe, choose_device(recipe.train.device))
+        _tell_changed(run, recipe, task, data, warn)
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
         target.prepare(recipe, fresh=False)
@@ -144,10 +156,25 @@ def _prune_into(
             save_own(model, target.model, mean_only=not how.scale)
     if not how.retrain:
         return model, None
-    outcome = train(recipe, out, quiet=quiet, start=model)
+    outcome = train(recipe, out, quiet=quiet, start=model, task=task)
     if outcome.finished and not how.scale:
         save_own(model, target.model, mean_only=True)
     return model, outcome
+
+
+def _task_of(run: Path, recipe: Recipe, device: torch.device) -> Task:
+    """By the run's own words, where it reads any."""
+    return build_task(recipe, device, load_vocabulary(run) if has_vocabulary(recipe) else None)
+
+
+def _tell_changed(
+    run: Path, recipe: Recipe, task: Task, data: str, warn: Callable[[str], None] | None
+) -> None:
+    """Where the run's own data have changed since its training; `data` given are meant to be
+    others."""
+    changed = None if data else changed_data(run, recipe, task.digest)
+    if changed and warn is not None:
+        warn(changed)
 
 
 def _check_folder(target: Run, made: Mapping[str, Any]) -> None:
@@ -293,10 +320,8 @@ def run_curve(
     place = choose_device(device, "--device")
     model = load(run).to(place)
     recipe = with_data(run, load_recipe(run), data)
-    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-    changed = None if data else changed_data(run, recipe, task.digest)
-    if changed and warn is not None:
-        warn(changed)
+    task = _task_of(run, recipe, place)
+    _tell_changed(run, recipe, task, data, warn)
     figure = watched_figure(task, split, streams)
 
     def retrained(point: Pruned) -> Pruned:

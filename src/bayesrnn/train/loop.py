@@ -50,10 +50,12 @@ def train(
     fresh: bool = False,
     quiet: bool = False,
     start: Bayesian | None = None,
+    task: Task | None = None,
 ) -> "Outcome":
     """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe.
 
-    `start` is a model to begin with instead of a new one; it is the one that is trained.
+    `start` is a model to begin with instead of a new one; it is the one that is trained. `task` is
+    the recipe's own, where it was built before.
     """
     run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
@@ -61,7 +63,8 @@ def train(
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
-    task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
+    if task is None:
+        task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
     _check_choice(recipe, task)
     model = start or build_model(recipe, build_module(recipe, task.vocabulary))
     model = model.to(device).train()
