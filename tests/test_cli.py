@@ -660,11 +660,10 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
 
 
 def test_every_command_notices_a_damaged_recipe_of_a_run(
-    cli: Cli, finished: Path, run: Path, tmp_path: Path
+    cli: Cli, run: Path, tmp_path: Path
 ) -> None:
     cut_the_recipe(run)
     for words in (
-        ["train", finished.parent / "small.toml", "--out", run],
         ["report", run, "--out", tmp_path / "page.html"],
         ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"],
         ["prune", run, "--curve", "0.5"],
@@ -674,6 +673,56 @@ def test_every_command_notices_a_damaged_recipe_of_a_run(
         assert result.code == 1
         [line] = result.errors
         assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+
+
+def empty_the_recipe(run: Path) -> None:
+    (run / "recipe.toml").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "harm", [cut_the_recipe, cut_the_recipe_in_a_line, empty_the_recipe, lose_the_recipe]
+)
+def test_training_goes_on_without_its_recipe_by_that_of_the_checkpoint(
+    harm: Callable[[Path], None], cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    """And what cannot be read is kept."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    begun = ["train", recipe, "train.epochs=1", "--quiet", "--out"]
+    assert cli(*begun, run).code == 0
+    harm(run)
+    harmed = (run / "recipe.toml").read_bytes() if (run / "recipe.toml").exists() else None
+    before = folder_contents(run)
+    result = cli("train", recipe, "train.epochs=2", "train.lr=0.25", "--out", run)
+    assert "run holds the run of another recipe: train.lr is 0.5 there and 0.25" in result.errors[0]
+    assert folder_contents(run) == before
+    for _ in range(2):
+        result = cli("train", recipe, "train.epochs=2", "--out", run)
+        assert result.code == 0
+    assert cli("train", recipe, "train.epochs=2", "--quiet", "--out", whole).code == 0
+    assert_same_end(run, whole, with_steps=False)
+    assert (run / "recipe.toml").read_bytes() == (whole / "recipe.toml").read_bytes()
+    log = (run / "log.txt").read_text()
+    assert log.count("is put back") == 1
+    aside = run / "recipe.damaged-1.toml"
+    assert (aside.read_bytes() if aside.exists() else None) == harmed
+
+
+def test_a_damaged_recipe_that_no_checkpoint_knows_is_left_alone(
+    cli: Cli, finished: Path, run: Path
+) -> None:
+    """As of runs that were begun before checkpoints had it."""
+    cut_the_recipe(run)
+    for folder in checkpoint_folders(run):
+        tensors, facts = storage.read_folder(folder, "checkpoint", "manifest.json")
+        del facts["recipe"]
+        storage.write_folder(folder, "checkpoint", "manifest.json", tensors, facts)
+    before = folder_contents(run)
+    words = ["train", finished.parent / "small.toml", "--quiet", "--out", run]
+    [line] = cli(*words).errors
+    assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+    assert line.endswith("no checkpoint says what it was, --fresh starts over")
+    assert folder_contents(run) == before
+    assert cli(*words, "--fresh").code == 0
 
 
 def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, run: Path) -> None:

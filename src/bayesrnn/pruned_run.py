@@ -148,7 +148,9 @@ def _prune_into(
         _tell_changed(run, recipe, task, data, warn)
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
-        target.prepare(recipe, fresh=False)
+        restored = target.prepare(recipe, fresh=False)
+        if restored and warn is not None:
+            warn(restored)
         write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)

@@ -50,6 +50,7 @@ from bayesrnn.models import (
     SeriesSettings,
     SpeechSettings,
 )
+from bayesrnn.storage import Damaged
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
@@ -140,15 +141,21 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_run_recipe(path: Path) -> Recipe:
-    """The recipe that a run keeps, refused where it is not as `write_run_recipe` wrote it (old runs
-    have no checksum in it)."""
+    """The recipe that a run keeps, `Damaged` where it is not as `write_run_recipe` wrote it (old
+    runs have no checksum in it)."""
     seal, _, rest = b"".join(read_chunks(path)).partition(b"\n")
     if seal.startswith(SEAL) and seal != _seal(rest):
-        raise UserError(
+        raise Damaged(
             f"{path} is damaged, or was edited: its checksum is another one; restore it from a "
-            "copy, or delete its first line where the change is meant"
+            "copy or by its train command, or delete its first line where the change is meant"
         )
-    return read_recipe(path)
+    try:
+        return read_recipe(path)
+    except (Invalid, UserError) as error:
+        raise Damaged(
+            f"{path} is not the recipe of a run: {error}; restore it from a copy or by its train "
+            "command"
+        ) from error
 
 
 def write_run_recipe(path: Path, recipe: Recipe) -> None:

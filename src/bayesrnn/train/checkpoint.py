@@ -56,14 +56,14 @@ def read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpo
     return None
 
 
-def data_digest(folder: Path) -> str | None:
-    """That of the data which the newest good checkpoint was trained with; None where none says."""
+def newest_facts(folder: Path) -> dict[str, Any]:
+    """Those of the newest good checkpoint; empty where there is none."""
     for path in reversed(_steps(folder)):
         try:
-            return str(read_facts(path, "checkpoint", MANIFEST)["data"])
-        except (UserError, KeyError):
+            return read_facts(path, "checkpoint", MANIFEST)
+        except UserError:
             continue
-    return None
+    return {}
 
 
 def _steps(folder: Path) -> list[Path]:

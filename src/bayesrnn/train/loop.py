@@ -24,7 +24,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe, read_run_recipe
+from bayesrnn.recipe import Data, Recipe, to_table
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
@@ -70,11 +70,13 @@ def train(
     model = model.to(device).train()
     optimizer = build_optimizer(recipe.train, model)
     with run.locked():
-        run.prepare(recipe, fresh)
+        restored = run.prepare(recipe, fresh)
         if task.vocabulary is not None:
             task.vocabulary.save(run.vocabulary)
         trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
+            if restored:
+                trainer.reporter.say(restored)
             if start is not None and trainer.step == 0:
                 trainer.save()  # the recipe alone cannot make it again
             with products_in(recipe.train.precision):
@@ -132,6 +134,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         quiet: bool,
     ) -> None:
+        self.recipe = recipe
         self.settings = recipe.train
         self.run = run
         self.task = task
@@ -399,6 +402,7 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.task.batches.position,
             "data": self.task.digest,
+            "recipe": to_table(self.recipe),
             "objective": self.objective.state_dict(),
             "window": vars(self.window),
             "seconds": self.seconds,
@@ -490,7 +494,8 @@ def located(data: Data, run: Run | None = None) -> Data:
         data = replace(data, features=whole_path(data.features))
     data = replace(data, path=whole_path(data.path))
     if isinstance(data, SeriesData) and not data.centre:
-        began = read_run_recipe(run.recipe).data if run and run.recipe.exists() else data
+        known = run.known_recipe() if run else None
+        began = known.data if known else data
         if isinstance(began, SeriesData) and began.columns == data.columns:
             data = replace(data, centre=began.centre, spread=began.spread)
         data = measured(data)
