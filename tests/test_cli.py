@@ -109,6 +109,7 @@ def test_evaluate_prints_the_mean_and_the_average_of_draws(cli: Cli, finished: P
     assert (mean["split"], mean["weights"], mean["samples"]) == ("test", "mean", 0)
     assert mean["expected_nll"] is None
     assert mean["complexity_nats"] > 0
+    assert json.loads(cli("evaluate", finished, "--samples", 0, "--json").out) == mean
     three = json.loads(cli("evaluate", finished, "--samples", 3, "--json").out)
     assert (three["weights"], three["samples"]) == ("sample", 3)
     assert three["nll"] <= three["expected_nll"]
@@ -739,7 +740,9 @@ def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, 
     [
         ["evaluate", "RUN", "--split", "dev"],
         ["evaluate", "RUN", "--weights", "median"],
-        ["evaluate", "RUN", "--samples", "0"],
+        ["evaluate", "RUN", "--samples", "-1"],
+        ["evaluate", "RUN", "--samples", "0", "--weights", "sample"],
+        ["evaluate", "RUN", "--samples", "0", "--sharpened"],
         ["evaluate", "RUN", "--samples", "few"],
         ["evaluate", "RUN", "--weights", "mean", "--samples", "3"],
         ["evaluate", "RUN", "--streams", "0"],

@@ -54,9 +54,10 @@ def evaluate(
     samples: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="How many draws (default 10 with --weights sample); with --sharpened: of each "
-            "cut, weighed by importance, for a tighter bound (default and paper: 1).",
+            min=0,
+            help="How many draws (0: the mean; default 10 with --weights sample); with "
+            "--sharpened: of each cut, weighed by importance, for a tighter bound (default and "
+            "paper: 1).",
         ),
     ] = None,
     streams: Annotated[
@@ -151,7 +152,7 @@ def evaluate(
     )
     rate = None if dynamic is None else rate_of(dynamic)
     width = None if look is None else width_of(look)
-    drawn = weights == "sample" or (samples is not None and not sharpened)
+    drawn = weights == "sample" or (bool(samples) and not sharpened)
     count = (samples or 10) if drawn else 0
     check_file(predictions)
     place = choose_device(device, "--device")
@@ -227,6 +228,11 @@ def _check(
     by_variance: bool,
 ) -> None:
     """Refuse flags that do not go together."""
+    if samples == 0 and (sharpened or weights == "sample"):
+        raise typer.BadParameter(
+            "--samples 0 is the posterior mean; leave out --weights sample and --sharpened, or "
+            "give 1 or more"
+        )
     if look_at is not None and look is None:
         raise typer.BadParameter("--look-at is of --look; give that too")
     if by_variance and dynamic is None:
@@ -242,9 +248,9 @@ def _check(
         raise typer.BadParameter("--look is of --sharpened; give that too")
     if looks != 1:
         raise typer.BadParameter("--looks is of --sharpened; give that too")
-    if weights == "mean" and samples is not None:
+    if weights == "mean" and samples:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
-    if dynamic is not None and (weights == "sample" or samples is not None):
+    if dynamic is not None and (weights == "sample" or samples):
         raise typer.BadParameter("--dynamic moves the posterior mean; leave out draws")
     if dynamic is None and segment is not None:
         raise typer.BadParameter("--segment is of --dynamic; give that too")
