@@ -474,6 +474,26 @@ def test_a_mistyped_path_corrected_is_no_other_recipe(
     assert cli("train", recipe, "train.max_steps=1", *out).code == 0
 
 
+def test_a_training_goes_on_where_its_data_were_moved(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert cli("train", recipe, "--out", whole, "--quiet").code == 0
+    assert cli("train", recipe, "train.epochs=1", "--out", run, "--quiet").code == 0
+    moved = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    again = ["train", recipe, "--out", run, "--quiet"]
+    before = folder_contents(run)
+    other = write_text(tmp_path, words=480, name="other.txt")
+    [line] = cli(*again, f"data.path={other}").errors
+    assert line.startswith(f"the data are not those that the run in {run} began with")
+    assert folder_contents(run) == before
+    assert cli(*again, f"data.path={moved}").code == 0
+    assert bayesrnn.read_recipe(run / "recipe.toml").data.path == str(moved)
+    assert_same_end(run, whole, with_steps=False)
+    shutil.rmtree(run / "checkpoints")
+    assert "holds the run of another recipe: data.path is" in cli(*again, f"data.path={other}").err
+
+
 def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     settings = ["train.lr=1e38", "train.clip=0", "train.checkpoint_minutes=0"]
     result = cli("train", recipe, *settings, "--out", tmp_path / "run", "--quiet")

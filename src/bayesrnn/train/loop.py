@@ -66,6 +66,8 @@ def train(
     if task is None:
         task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
     _check_choice(recipe, task)
+    if not fresh:
+        run.check_data(task.digest)
     model = start or build_model(recipe, build_module(recipe, task.vocabulary))
     model = model.to(device).train()
     optimizer = build_optimizer(recipe.train, model)
@@ -425,11 +427,6 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> int:
         """Go back to a checkpoint; the number of bytes of metrics it had written."""
         tensors, facts = checkpoint
-        if facts["data"] != self.task.digest:
-            raise UserError(
-                f"the data are not those that the run in {self.run.path} began with; put them "
-                "back, or start over with --fresh"
-            )
         device = self.task.batches.device
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])

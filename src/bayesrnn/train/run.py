@@ -29,6 +29,8 @@ LEFTOVER = re.compile(
     r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
 )
 """What a process that was killed has left half-written."""
+PLACES = ("data.path", "data.features", "data.cache")
+"""Where data are, not what they are: a run may go on where they were moved."""
 
 
 class Run:
@@ -81,6 +83,14 @@ class Run:
             raise UserError(
                 f"{self.path} is not empty and holds no run ({others[0].name} is there); "
                 "choose another --out"
+            )
+
+    def check_data(self, digest: str) -> None:
+        """Refuse other data than the run began with, wherever they are now; nothing is written."""
+        if newest_facts(self.checkpoints).get("data") not in (None, digest):
+            raise UserError(
+                f"the data are not those that the run in {self.path} began with; put them back, "
+                "choose another --out, or start over with --fresh"
             )
 
     def prepare(self, recipe: Recipe, fresh: bool) -> str | None:
@@ -144,7 +154,10 @@ class Run:
 
     def _check_same(self, known: Recipe, recipe: Recipe) -> None:
         found = differences(known, recipe)
-        changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
+        moved = PLACES if "data" in newest_facts(self.checkpoints) else ()  # see check_data
+        changed = {
+            key: pair for key, pair in found.items() if key not in moved and not _grows(key, *pair)
+        }
         if changed:
             listed = "; ".join(
                 f"{key} is {shown(old)} there and {shown(new)} here"
