@@ -65,7 +65,9 @@ def save(model: Bayesian, folder: str | Path, mean_only: bool = False) -> None:
     """
     check_bayesian(model)
     path = expanded(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, and a model is a folder; choose another name")
+    if path.exists() and any(path.iterdir()):
         try:
             read_facts(path, "model", CONFIG)
         except Damaged as error:

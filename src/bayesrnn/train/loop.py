@@ -57,6 +57,10 @@ def train(
     `start` is a model to begin with instead of a new one; it is the one that is trained. `task` is
     the recipe's own, where it was built before.
     """
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"recipe must be a Recipe, got {recipe!r}; br.read_recipe reads one from a file"
+        )
     run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
