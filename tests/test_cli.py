@@ -680,6 +680,17 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
     assert folder_contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("harm", [flip_a_bit, replace_by_anothers])
+def test_a_damaged_model_of_a_run_is_written_anew_by_its_training(
+    harm: Callable[[Path], None], cli: Cli, finished: Path, run: Path
+) -> None:
+    harm(run)
+    [line] = cli("evaluate", run).errors
+    assert line.endswith("; the command that trained it, run again, writes the model anew")
+    assert cli("train", finished.parent / "small.toml", "--out", run, "--quiet").code == 0
+    assert cli("evaluate", run).code == 0
+
+
 def test_every_command_notices_a_damaged_recipe_of_a_run(
     cli: Cli, run: Path, tmp_path: Path
 ) -> None:

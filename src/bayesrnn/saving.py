@@ -149,6 +149,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     its own module.
     """
     path = expanded(folder)
+    again = module is None and (path / "checkpoints").is_dir()
     if module is None:
         recipe = load_recipe(path)
         module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
@@ -157,7 +158,14 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         path = path / "model"
     elif not path.exists():
         raise UserError(f"no model at {path}: there is no such folder; give one made by br.save")
-    files, facts = read_folder(path, "model", CONFIG)
+    try:
+        files, facts = read_folder(path, "model", CONFIG)
+    except Damaged as error:
+        if not again:
+            raise
+        raise Damaged(
+            f"{error}; the command that trained it, run again, writes the model anew"
+        ) from error
     try:
         weights: dict[str, Any] = facts["weights"]
         tensors = _unpacked(files[TENSORS], weights)

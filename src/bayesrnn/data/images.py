@@ -20,6 +20,7 @@ from bayesrnn.files import data_folder, read_chunks
 PIXEL_UNIT = 126.0
 """Pixels are divided by this (Blundell et al. 2015, Section 5.1)."""
 BYTES = 0x08  # an idx file's mark of unsigned bytes
+WANTED = "a folder of idx files"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ImageData:
 
 def load_images(settings: ImageData) -> Labelled:
     """The images, each a flat row of pixels / 126, and their classes."""
-    folder = data_folder(settings.path, "a folder of idx files")
+    folder = data_folder(settings.path, WANTED)
     digest = hashlib.sha256()
     train = _read_pair(folder, "train", digest)
     test = _read_pair(folder, "t10k", digest)
@@ -78,6 +79,8 @@ def _part(examples: Examples, start: int, stop: int) -> Examples:
 
 def _read_idx(path: Path, axes: int, digest: "hashlib._Hash") -> NDArray[np.uint8]:
     """The array in an idx file: two zeros, the type, axes, their lengths, the data."""
+    if not path.is_file():
+        raise WrongData(f"{path.parent} has no {path.name}", WANTED)
     packed = b"".join(read_chunks(path))
     digest.update(packed)
     try:
