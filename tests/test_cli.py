@@ -388,8 +388,16 @@ def short_text(folder: Path) -> str:
         (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),
         (file_with(b"some words\xff and more" * 99), 1, ["bad.txt is not UTF-8 (at byte 10)"]),
         (short_text, 1, ["short.txt has 6 tokens, too few to split"]),
-        (lambda _: "train.streams=600", 1, ["600 streams need (601); lower train.streams, or"]),
-        (lambda _: "train.valid_streams=51", 1, ["(52); lower train.valid_streams, or give more"]),
+        (
+            lambda _: "train.streams=600",
+            1,
+            ["600 streams need (601); set data.path to a longer text, or change train.streams"],
+        ),
+        (
+            lambda _: "train.valid_streams=51",
+            1,
+            ["(52); set data.path to a longer text, or change train.valid_streams"],
+        ),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),

@@ -368,7 +368,8 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the loop after the step in progress; a second one at once."""
+        """Ctrl-C, SIGTERM and the terminal's end (unless that is ignored, as nohup has it) end the
+        loop after the step in progress; a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -378,7 +379,10 @@ class Trainer:
                 raise KeyboardInterrupt
             self.stopped_by = number
 
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        stops = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            stops.append(signal.SIGHUP)
+        before = {number: signal.signal(number, stop) for number in stops}
         try:
             yield
         finally:
