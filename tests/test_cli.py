@@ -502,6 +502,19 @@ def test_a_training_goes_on_where_its_data_were_moved(
     assert "holds the run of another recipe: data.path is" in cli(*again, f"data.path={other}").err
 
 
+def test_a_model_without_a_checkpoint_is_not_replaced(cli: Cli, finished: Path, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")  # as someone in need of space would
+    before = folder_contents(run)
+    words = ["train", finished.parent / "small.toml", "--out", run, "--quiet"]
+    assert cli(*words).errors == [
+        f"{run} holds a model and no checkpoint to go on from; choose another --out, or --fresh to "
+        "train it anew"
+    ]
+    assert folder_contents(run) == before
+    assert cli("evaluate", run).code == 0
+    assert cli(*words, "--fresh").code == 0
+
+
 def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path: Path) -> None:
     settings = ["train.lr=1e38", "train.clip=0", "train.checkpoint_minutes=0"]
     result = cli("train", recipe, *settings, "--out", tmp_path / "run", "--quiet")

@@ -64,6 +64,8 @@ def train(
     run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
+    if start is None and not fresh:
+        run.check_model()
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh

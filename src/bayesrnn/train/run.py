@@ -23,7 +23,7 @@ from bayesrnn.recipe import (
     write_run_recipe,
 )
 from bayesrnn.storage import Damaged
-from bayesrnn.train.checkpoint import newest_facts
+from bayesrnn.train.checkpoint import newest_facts, steps_of
 
 LEFTOVER = re.compile(
     r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
@@ -83,6 +83,14 @@ class Run:
             raise UserError(
                 f"{self.path} is not empty and holds no run ({others[0].name} is there); "
                 "choose another --out"
+            )
+
+    def check_model(self) -> None:
+        """Refuse to replace a model that no checkpoint goes on to; nothing is written."""
+        if self.model.exists() and not steps_of(self.checkpoints):
+            raise UserError(
+                f"{self.path} holds a model and no checkpoint to go on from; choose another --out, "
+                "or --fresh to train it anew"
             )
 
     def check_data(self, digest: str) -> None:
