@@ -200,7 +200,7 @@ def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
     pictures = [p._replace(captions=[c for c in p.captions if c]) for p in pictures]
     pictures = [p for p in pictures if p.captions]
     if not pictures:
-        raise UserError(f"{path} holds no captions")
+        raise WrongData(f"{path} holds no captions", CAPTIONS)
     return pictures
 
 

@@ -180,7 +180,11 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
             continue
         where = f"{path}, line {lines.line_num}"
         if len(cells) != len(names):
-            raise UserError(f"{where}: it has {len(cells)} cells, and the first line {len(names)}")
+            raise WrongData(
+                f"{where}: it has {len(cells)} cells, and the first line {len(names)}",
+                "a file with a cell for each name",
+                "data.separator",
+            )
         row = [_number(cells[p], where, names[p]) for p in places]
         table.append(row)
         times.append(str(len(table)) if when is None else cells[when])

@@ -16,7 +16,7 @@ from torch import Tensor
 from bayesrnn.data.audio import SpeechData, import_soundfile, read_audio, spectrogram
 from bayesrnn.data.corpora import list_sphinx, list_timit, subfolder
 from bayesrnn.data.vocabulary import BLANK, Vocabulary
-from bayesrnn.errors import UserError, WrongData
+from bayesrnn.errors import WrongData
 from bayesrnn.files import data_folder
 from bayesrnn.storage import read_folder, write_folder
 
@@ -147,7 +147,7 @@ def _read_corpus(
         parts.setdefault(one.part, []).append(Utterance(name, one.speaker, features, ids))
     missing = [part for part in ("train", "test") if part not in parts]
     if missing:
-        raise UserError(f"{folder} has no utterances of {missing[0]}")
+        raise WrongData(f"{folder} has no utterances of {missing[0]}", CORPUS)
     return parts, vocabulary
 
 

@@ -113,6 +113,4 @@ class Vocabulary:
             problem = str(error)
         except (ValueError, RecursionError):
             problem = "not JSON"
-        raise UserError(
-            f"{path} is damaged or no vocabulary ({problem}); give one saved by bayesrnn"
-        )
+        raise UserError(f"{path} is damaged or no vocabulary ({problem}); restore it from a copy")
