@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measured(run: Path, samples: int) -> dict[str, Any]:
-    task = run_task(run, torch.device("cpu"))
+    task = run_task(run, br.read_recipe(run / "recipe.toml"), torch.device("cpu"))
     assert isinstance(task, LanguageTask)
     with tempfile.TemporaryDirectory() as folder:
         small, whole = Path(folder) / "small", Path(folder) / "with-scales"

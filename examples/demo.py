@@ -16,6 +16,7 @@ from rich.table import Table
 import bayesrnn as br
 from bayesrnn.commands.report import report
 from bayesrnn.data.text import tokenise
+from bayesrnn.files import expanded
 from bayesrnn.report.figures import require_plotly
 from bayesrnn.train.task import LanguageTask
 
@@ -36,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     require_plotly()
     started = time.monotonic()
-    out = Path(arguments.out)
+    out = expanded(arguments.out)
     data = arguments.data or state_of_the_union(out / "addresses.txt")
     rows = {
         name: one_model(file, [f"data.path={data}", *arguments.settings], out, arguments.samples)

@@ -110,14 +110,15 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def checkpoint_contents(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Every tensor's bytes, and the facts without what depends on the clock."""
+    """Every tensor's bytes, and the facts without what depends on the clock, or says how long to
+    train and where."""
     tensors = {
         f"{file.name}/{name}": tensor.contiguous().numpy().tobytes()
         for file in folder.glob("*.safetensors")
         for name, tensor in load_file(file).items()
     }
     facts = json.loads((folder / "manifest.json").read_text())
-    for key in ("seconds", "metrics_bytes", "manifest_sha256"):
+    for key in ("seconds", "metrics_bytes", "manifest_sha256", "recipe"):
         del facts[key]
     del facts["window"]["seconds"]
     return tensors, facts

@@ -109,6 +109,7 @@ def test_evaluate_prints_the_mean_and_the_average_of_draws(cli: Cli, finished: P
     assert (mean["split"], mean["weights"], mean["samples"]) == ("test", "mean", 0)
     assert mean["expected_nll"] is None
     assert mean["complexity_nats"] > 0
+    assert json.loads(cli("evaluate", finished, "--samples", 0, "--json").out) == mean
     three = json.loads(cli("evaluate", finished, "--samples", 3, "--json").out)
     assert (three["weights"], three["samples"]) == ("sample", 3)
     assert three["nll"] <= three["expected_nll"]
@@ -152,6 +153,42 @@ def test_a_tilde_is_the_home_folder(
     assert cli(*pruned, "--data", "~/text.txt").code == 0
     small = bayesrnn.read_recipe(tmp_path / "small" / "recipe.toml")
     assert small.data.path == str(tmp_path / "text.txt")
+
+
+def test_a_tilde_that_the_shell_left_is_the_home_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli("train", "~/small.toml", "train.epochs=1", "--out=~/run", "--quiet").code == 0
+    told = cli("evaluate", "~/run", "--json")
+    assert json.loads(told.out)["run"] == str(tmp_path / "run")
+    text = ["--text=~/text.txt", "--out=~/tokens.csv", "--samples=1"]
+    assert cli("uncertainty", "~/run", *text).code == 0
+    page = ["--out=~/page.html", "--samples=0", "--tokens=20"]
+    assert cli("report", "~/run", "~/run", *page).code == 0
+    assert cli("prune", "~/run", "--fraction=0.5", "--out=~/small").code == 0
+    made = {"run", "small", "tokens.csv", "page.html"}
+    assert made <= {path.name for path in tmp_path.iterdir()}
+    assert list(Path().iterdir()) == []
+    assert cli("evaluate", "~nosuchuser/run").errors == [
+        "there is no home folder for the ~ of ~nosuchuser/run; write the whole path"
+    ]
+
+
+def test_a_tilde_is_the_home_folder_in_python_too(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(finished, tmp_path / "run")
+    recipe = bayesrnn.read_recipe("~/run/recipe.toml")
+    assert bayesrnn.load_vocabulary("~/run").tokens
+    bayesrnn.prune_run("~/run", "~/small", fraction=0.5)
+    bayesrnn.train(recipe, "~/run", quiet=True)
+    bayesrnn.save(bayesrnn.load("~/small"), "~/mine")
+    assert {"run", "small", "mine"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_the_home_of_nobody_is_one_line(cli: Cli, finished: Path, recipe: Path) -> None:
@@ -288,6 +325,14 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
         [line] = told.err.splitlines()
         assert line.startswith(f"note: {text} is not what {run} was trained with")
         assert cli(*words, "--data", text).err == ""
+    again = ["prune", run, "--fraction", 0.5, "--retrain", 1, "--quiet", "--out"]
+    told = cli(*again, tmp_path / "small")
+    assert told.code == 0
+    [line] = told.err.splitlines()
+    assert line.startswith(f"note: {text} is not what {run} was trained with")
+    assert cli(*again, tmp_path / "meant", "--data", text).err == ""
+    table = ["prune", run, "--curve", "0,0.5,0.7", "--retrain", 1, "--quiet"]
+    assert len(cli(*table, "--out", tmp_path / "table").err.splitlines()) == 1
     shutil.rmtree(run / "checkpoints")
     assert cli("evaluate", run).err == ""  # it cannot be told
 
@@ -336,15 +381,23 @@ def short_text(folder: Path) -> str:
         (
             lambda _: "data.path=no/such.txt",
             1,
-            ["no/such.txt does not exist; set data.path (or --data)"],
+            ["no/such.txt does not exist; set data.path to a text file"],
         ),
         (file_with(b""), 1, ["bad.txt is empty or blank"]),
         (file_with(b" \n\n"), 1, ["bad.txt is empty or blank"]),
         (file_with(b"some words\0\1\2" * 99), 1, ["bad.txt is binary (NUL at byte 10)"]),
         (file_with(b"some words\xff and more" * 99), 1, ["bad.txt is not UTF-8 (at byte 10)"]),
         (short_text, 1, ["short.txt has 6 tokens, too few to split"]),
-        (lambda _: "train.streams=600", 1, ["600 streams need (601); lower train.streams, or"]),
-        (lambda _: "train.valid_streams=51", 1, ["(52); lower train.valid_streams, or give more"]),
+        (
+            lambda _: "train.streams=600",
+            1,
+            ["600 streams need (601); set data.path to a longer text, or change train.streams"],
+        ),
+        (
+            lambda _: "train.valid_streams=51",
+            1,
+            ["(52); set data.path to a longer text, or change train.valid_streams"],
+        ),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
@@ -427,6 +480,39 @@ def test_a_mistyped_path_corrected_is_no_other_recipe(
     out = ["--out", tmp_path / "run", "--quiet"]
     assert cli("train", recipe, "data.path=txet.txt", *out).code == 1
     assert cli("train", recipe, "train.max_steps=1", *out).code == 0
+
+
+def test_a_training_goes_on_where_its_data_were_moved(
+    cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert cli("train", recipe, "--out", whole, "--quiet").code == 0
+    assert cli("train", recipe, "train.epochs=1", "--out", run, "--quiet").code == 0
+    moved = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    again = ["train", recipe, "--out", run, "--quiet"]
+    before = folder_contents(run)
+    other = write_text(tmp_path, words=480, name="other.txt")
+    [line] = cli(*again, f"data.path={other}").errors
+    assert line.startswith(f"the data are not those that the run in {run} began with")
+    assert folder_contents(run) == before
+    assert cli(*again, f"data.path={moved}").code == 0
+    assert bayesrnn.read_recipe(run / "recipe.toml").data.path == str(moved)
+    assert_same_end(run, whole, with_steps=False)
+    shutil.rmtree(run / "checkpoints")
+    assert "holds the run of another recipe: data.path is" in cli(*again, f"data.path={other}").err
+
+
+def test_a_model_without_a_checkpoint_is_not_replaced(cli: Cli, finished: Path, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")  # as someone in need of space would
+    before = folder_contents(run)
+    words = ["train", finished.parent / "small.toml", "--out", run, "--quiet"]
+    assert cli(*words).errors == [
+        f"{run} holds a model and no checkpoint to go on from; choose another --out, or --fresh to "
+        "train it anew"
+    ]
+    assert folder_contents(run) == before
+    assert cli("evaluate", run).code == 0
+    assert cli(*words, "--fresh").code == 0
 
 
 def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path: Path) -> None:
@@ -615,12 +701,22 @@ def test_a_run_that_cannot_be_loaded_is_named_and_left_alone(
     assert folder_contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("harm", [flip_a_bit, replace_by_anothers])
+def test_a_damaged_model_of_a_run_is_written_anew_by_its_training(
+    harm: Callable[[Path], None], cli: Cli, finished: Path, run: Path
+) -> None:
+    harm(run)
+    [line] = cli("evaluate", run).errors
+    assert line.endswith("; the command that trained it, run again, writes the model anew")
+    assert cli("train", finished.parent / "small.toml", "--out", run, "--quiet").code == 0
+    assert cli("evaluate", run).code == 0
+
+
 def test_every_command_notices_a_damaged_recipe_of_a_run(
-    cli: Cli, finished: Path, run: Path, tmp_path: Path
+    cli: Cli, run: Path, tmp_path: Path
 ) -> None:
     cut_the_recipe(run)
     for words in (
-        ["train", finished.parent / "small.toml", "--out", run],
         ["report", run, "--out", tmp_path / "page.html"],
         ["prune", run, "--fraction", 0.5, "--out", tmp_path / "small"],
         ["prune", run, "--curve", "0.5"],
@@ -630,6 +726,56 @@ def test_every_command_notices_a_damaged_recipe_of_a_run(
         assert result.code == 1
         [line] = result.errors
         assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+
+
+def empty_the_recipe(run: Path) -> None:
+    (run / "recipe.toml").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "harm", [cut_the_recipe, cut_the_recipe_in_a_line, empty_the_recipe, lose_the_recipe]
+)
+def test_training_goes_on_without_its_recipe_by_that_of_the_checkpoint(
+    harm: Callable[[Path], None], cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    """And what cannot be read is kept."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    begun = ["train", recipe, "train.epochs=1", "--quiet", "--out"]
+    assert cli(*begun, run).code == 0
+    harm(run)
+    harmed = (run / "recipe.toml").read_bytes() if (run / "recipe.toml").exists() else None
+    before = folder_contents(run)
+    result = cli("train", recipe, "train.epochs=2", "train.lr=0.25", "--out", run)
+    assert "run holds the run of another recipe: train.lr is 0.5 there and 0.25" in result.errors[0]
+    assert folder_contents(run) == before
+    for _ in range(2):
+        result = cli("train", recipe, "train.epochs=2", "--out", run)
+        assert result.code == 0
+    assert cli("train", recipe, "train.epochs=2", "--quiet", "--out", whole).code == 0
+    assert_same_end(run, whole, with_steps=False)
+    assert (run / "recipe.toml").read_bytes() == (whole / "recipe.toml").read_bytes()
+    log = (run / "log.txt").read_text()
+    assert log.count("is put back") == 1
+    aside = run / "recipe.damaged-1.toml"
+    assert (aside.read_bytes() if aside.exists() else None) == harmed
+
+
+def test_a_damaged_recipe_that_no_checkpoint_knows_is_left_alone(
+    cli: Cli, finished: Path, run: Path
+) -> None:
+    """As of runs that were begun before checkpoints had it."""
+    cut_the_recipe(run)
+    for folder in checkpoint_folders(run):
+        tensors, facts = storage.read_folder(folder, "checkpoint", "manifest.json")
+        del facts["recipe"]
+        storage.write_folder(folder, "checkpoint", "manifest.json", tensors, facts)
+    before = folder_contents(run)
+    words = ["train", finished.parent / "small.toml", "--quiet", "--out", run]
+    [line] = cli(*words).errors
+    assert f"{run / 'recipe.toml'} is damaged, or was edited" in line
+    assert line.endswith("no checkpoint says what it was, --fresh starts over")
+    assert folder_contents(run) == before
+    assert cli(*words, "--fresh").code == 0
 
 
 def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, run: Path) -> None:
@@ -646,7 +792,9 @@ def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, 
     [
         ["evaluate", "RUN", "--split", "dev"],
         ["evaluate", "RUN", "--weights", "median"],
-        ["evaluate", "RUN", "--samples", "0"],
+        ["evaluate", "RUN", "--samples", "-1"],
+        ["evaluate", "RUN", "--samples", "0", "--weights", "sample"],
+        ["evaluate", "RUN", "--samples", "0", "--sharpened"],
         ["evaluate", "RUN", "--samples", "few"],
         ["evaluate", "RUN", "--weights", "mean", "--samples", "3"],
         ["evaluate", "RUN", "--streams", "0"],
@@ -689,6 +837,18 @@ def test_a_text_that_is_gone_is_named(cli: Cli, run: Path) -> None:
     assert result.errors == ["gone.txt does not exist; give with --data where the data are"]
 
 
+def test_data_of_another_kind_are_told_by_what_gave_them(
+    cli: Cli, finished: Path, recipe: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    wanted = "a text file or a folder that has some"
+    result = cli("evaluate", finished, "--data", folder)
+    assert result.errors == [f"{folder} has no .txt files; give {wanted} as --data"]
+    result = cli("train", recipe, f"data.path={folder}", "--out", tmp_path / "new")
+    assert result.errors == [f"{folder} has no .txt files; set data.path to {wanted}"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -711,6 +871,17 @@ def test_a_run_whose_text_is_gone_says_which_flag_helps(
     there = tmp_path / "text.txt"
     assert said == [f"error: the data of run are no longer at {there}; say where with --data"]
     assert cli(*("run" if word == "RUN" else word for word in words), "--data", text).code == 0
+
+
+def test_a_text_of_which_little_is_known_is_noted(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("date,flow\n" + "".join(f"2024-01-{i:02},{i}\n" for i in range(200)))
+    for words in (["evaluate", finished, "--data"], ["uncertainty", finished, "--text"]):
+        told = cli(*words, other)
+        assert told.code == 0
+        [line] = told.err.splitlines()
+        assert re.match(rf"note: \d+% of the tokens of {other} are none that the run knows", line)
+    assert cli("evaluate", finished).err == ""
 
 
 def test_too_many_streams_to_evaluate_with_are_named_by_their_flag(

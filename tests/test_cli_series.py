@@ -188,3 +188,13 @@ def test_a_file_without_rows_has_nothing_to_go_on_from(run: Path, tmp_path: Path
     empty.write_text("when,flow,site,heat\n")
     [line] = cli("forecast", run, "--data", empty).errors
     assert line == f"{empty} has no rows to go on from"
+
+
+def test_data_of_another_kind_are_told_by_the_flag(run: Path, tmp_path: Path, cli: Cli) -> None:
+    [line] = cli("evaluate", run, "--data", tmp_path).errors
+    assert line == f"{tmp_path} is not a file; give a CSV file as --data"
+    other = tmp_path / "other.csv"
+    other.write_text(",".join(f"name{i}" for i in range(1000)) + "\n")
+    [line] = cli("forecast", run, "--data", other).errors
+    assert "in its first line, only name0, name1, " in line
+    assert line.endswith("...; give a file that has it as --data")

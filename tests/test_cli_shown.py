@@ -209,7 +209,7 @@ def test_one_review_is_too_few_and_the_remedy_is_said(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "subj.me").write_text("good film\n")
     (folder / "rating.me").write_text("0.9\n")
-    with pytest.raises(UserError, match=r"too few reviews \(1\).*give more, or change data.split"):
+    with pytest.raises(UserError, match=r"too few reviews \(1\).*with more, or change data.split"):
         loop.train(recipe, tmp_path / "run", quiet=True)
 
 

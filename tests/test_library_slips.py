@@ -43,6 +43,38 @@ def test_a_bayesian_network_is_not_made_bayesian_again() -> None:
             br.bayesianize(twice)
 
 
+def test_modules_that_cannot_be_copied_say_why() -> None:
+    with pytest.raises(ValueError, match=r"0\.weight is of a lazy module and has no size yet"):
+        br.bayesianize(nn.Sequential(nn.LazyLinear(2)))
+    normed = plain()
+    normed.computed = 2 * normed.weight  # as the old torch.nn.utils.weight_norm does
+    with pytest.raises(ValueError, match=r"use torch\.nn\.utils\.parametrizations"):
+        br.bayesianize(normed)
+    model = br.bayesianize(nn.utils.parametrizations.weight_norm(plain()))
+    assert model(torch.zeros(1, 3)).shape == (1, 2)
+
+
+def test_an_output_of_another_kind_is_named() -> None:
+    class Named(nn.Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"logits": super().forward(x)}
+
+    with pytest.raises(TypeError, match=r"reads a tensor.* the module returns a dict; give an"):
+        br.predict(br.bayesianize(Named(3, 2)), torch.zeros(1, 3))
+
+
+def test_a_file_is_no_place_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(br.UserError, match="file is a file, and a model is a folder"):
+        br.save(br.bayesianize(plain()), tmp_path / "file")
+
+
+def test_a_recipe_is_no_path(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"got 'my\.toml'; br\.read_recipe reads one"):
+        br.train("my.toml", tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("where", [None, 3, [plain()]])
 def test_where_must_name_weights(where: object) -> None:
     with pytest.raises(TypeError, match="where must be a name pattern, several, or a predicate"):

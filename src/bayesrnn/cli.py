@@ -1,9 +1,12 @@
 """The command line: a table of commands; each is a file of commands/."""
 
+import functools
 import io
 import re
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +24,8 @@ from bayesrnn.commands.report import report
 from bayesrnn.commands.train import train
 from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
-from bayesrnn.errors import Invalid, UserError
+from bayesrnn.errors import Invalid, UserError, WrongData
+from bayesrnn.files import expanded
 from bayesrnn.starting import INTERRUPTED, started
 
 OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
@@ -36,6 +40,30 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def as_called(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as a user calls it. ~ is their home in every path it is given: a shell leaves
+    that of --out=~/x, and of anything in quotes, as it is. What is wrong with data is told with the
+    flag that gives others, where the command has it."""
+
+    def path_of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [path_of(one) for one in value]
+        return expanded(value) if isinstance(value, Path) else value
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        try:
+            command(**{name: path_of(value) for name, value in given.items()})
+        except WrongData as error:
+            if "data" not in given:
+                raise
+            raise UserError(error.by_flag) from error
+
+    return run
+
+
 for command in (
     train,
     evaluate,
@@ -51,7 +79,7 @@ for command in (
     report,
     bench,
 ):
-    app.command()(command)
+    app.command()(as_called(command))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.errors import UserError, require
+from bayesrnn.files import expanded
 from bayesrnn.packing import coded_bytes, from_levels, to_levels
 from bayesrnn.saving import (
     TENSORS,
@@ -32,7 +33,7 @@ from bayesrnn.saving import (
     save_own,
 )
 from bayesrnn.train.loop import choose_device
-from bayesrnn.train.run import Run
+from bayesrnn.train.run import Run, with_data
 from bayesrnn.watched import run_task, watched_figure
 
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -172,8 +173,8 @@ class CompressionCurve:
 
 
 def compress_run(
-    run: Path,
-    out: Path,
+    run: str | Path,
+    out: str | Path,
     step: float | None = None,
     allow: float = 0.01,
     scale: bool = False,
@@ -189,13 +190,15 @@ def compress_run(
     the log of a perplexity would.)
     """
     require((allow >= 0, "allow", f"must be 0 or above, got {allow}"))
+    run, target = expanded(run), Run(expanded(out))
     place = choose_device(device, "--device")
-    target = Run(out)
     _check_folder(target)
     recipe, model = load_recipe(run), load(run).to(place)
+    if data or step is None:
+        recipe = with_data(run, recipe, data)
     name = before = after = None
     if step is None:
-        name, score = watched_figure(run_task(run, place, data, warn))
+        name, score = watched_figure(run_task(run, recipe, place, data, warn))
         before = score(model)
         step, after = coarsest_step(model, score, _most(name, before, allow), advance)
     with target.locked():
@@ -209,7 +212,7 @@ def compress_run(
 
 
 def compression_of_run(
-    run: Path,
+    run: str | Path,
     steps: Iterable[float] = STEPS,
     data: str = "",
     device: str = "auto",
@@ -217,9 +220,11 @@ def compression_of_run(
     warn: Callable[[str], None] | None = None,
 ) -> CompressionCurve:
     """The figure that the run's training watched, at each step; the run is never changed."""
+    run = expanded(run)
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    name, score = watched_figure(run_task(run, place, data, warn))
+    recipe = with_data(run, load_recipe(run), data)
+    name, score = watched_figure(run_task(run, recipe, place, data, warn))
     points = compression_curve(model, score, steps, advance)
     return CompressionCurve(name, score(model), dense_bytes(model), tuple(points))
 

@@ -1,6 +1,6 @@
-"""The two ways a user's input can be wrong.
+"""The ways a user's input can be wrong.
 
-Both carry one clear line; the command line prints it and exits, without a traceback.
+All carry one clear line; the command line prints it and exits, without a traceback.
 """
 
 from collections.abc import Iterable
@@ -8,6 +8,23 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """Something the user gave (a path, a file, a flag) cannot be used. Exit code 1."""
+
+
+class WrongData(UserError):
+    """The data at a path are not what they should be. The remedy is a recipe's, `data.path` (or
+    other settings); `by_flag` has that of a command on a run, where others are given as --data.
+
+    >>> error = WrongData("x.csv has no column 'y'", "a file that has it", "data.columns")
+    >>> str(error)
+    "x.csv has no column 'y'; set data.path to a file that has it, or change data.columns"
+    >>> error.by_flag
+    "x.csv has no column 'y'; give a file that has it as --data"
+    """
+
+    def __init__(self, problem: str, wanted: str, settings: str = "") -> None:
+        change = f", or change {settings}" if settings else ""
+        super().__init__(f"{problem}; set data.path to {wanted}{change}")
+        self.by_flag = f"{problem}; give {wanted} as --data"
 
 
 class Invalid(ValueError):

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bayesrnn.errors import UserError
+from bayesrnn.errors import UserError, WrongData
 
 CHUNK_BYTES = 1 << 20
 
 
-def expanded(path: str) -> Path:
+def expanded(path: str | Path) -> Path:
     """A path that a user gave, with ~ as their home."""
     try:
         return Path(path).expanduser()
@@ -26,6 +26,23 @@ def expanded(path: str) -> Path:
         raise UserError(
             f"there is no home folder for the ~ of {path}; write the whole path"
         ) from error
+
+
+def data_folder(path: str, wanted: str) -> Path:
+    """The folder that data are in; what is `wanted` there is said where it is none."""
+    folder = expanded(path)
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise WrongData(f"{folder} {problem}", wanted)
+    return folder
+
+
+def data_file(path: str, wanted: str) -> Path:
+    """The same of a file."""
+    file = expanded(path)
+    if not file.is_file():
+        raise WrongData(f"{file} {'is not a file' if file.exists() else 'does not exist'}", wanted)
+    return file
 
 
 def whole_path(path: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from bayesrnn.bayes import Bayesian, Delta
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import write_atomic
+from bayesrnn.files import expanded, write_atomic
 from bayesrnn.prune import (
     Pruned,
     Ranking,
@@ -84,8 +84,8 @@ class Pruning:
 
 
 def prune_run(
-    run: Path,
-    out: Path,
+    run: str | Path,
+    out: str | Path,
     fraction: float | None = None,
     threshold: float | None = None,
     per_tensor: bool = False,
@@ -96,14 +96,17 @@ def prune_run(
     by: Ranking = "snr",
     lr: float | None = None,
     device: str = "auto",
+    warn: Callable[[str], None] | None = None,
 ) -> PrunedRun:
     """Prune a run's model into a new run, smaller on disk: means alone, unless `scale` is set.
 
     `retrain` is for how many epochs to train what is left (see `retraining`). Where that was
-    interrupted, the same call goes on with it.
+    interrupted, the same call goes on with it. `warn` is told where the data to retrain on have
+    changed since the run's training.
     """
+    run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
-    model, outcome = _prune_into(run, out, how, data, quiet, device)
+    model, outcome = _prune_into(run, out, how, data, quiet, device, warn)
     total = sum(block.layout.count for block in model.each_block())
     size, dense = (out / "model" / TENSORS).stat().st_size, dense_bytes(model)
     return PrunedRun(
@@ -122,7 +125,13 @@ def prune_run(
 
 
 def _prune_into(
-    run: Path, out: Path, how: Pruning, data: str, quiet: bool, device: str
+    run: Path,
+    out: Path,
+    how: Pruning,
+    data: str,
+    quiet: bool,
+    device: str,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Bayesian, Outcome | None]:
     """Write the pruned run; the model as it ended, and how its retraining did, if there was one."""
     choose_device(device, "--device")
@@ -138,9 +147,14 @@ def _prune_into(
             recipe = replace(recipe, train=replace(recipe.train, device=device))
     if data or how.retrain:
         recipe = with_data(run, recipe, data)
+    task = None
+    if how.retrain:
+        task = run_task(run, recipe, choose_device(recipe.train.device), data, warn)
     prune(model, how.fraction, how.threshold, how.per_tensor, how.by)
     with target.locked():
-        target.prepare(recipe, fresh=False)
+        restored = target.prepare(recipe, fresh=False)
+        if restored and warn is not None:
+            warn(restored)
         write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)
@@ -148,7 +162,7 @@ def _prune_into(
             save_own(model, target.model, mean_only=not how.scale)
     if not how.retrain:
         return model, None
-    outcome = train(recipe, out, quiet=quiet, start=model)
+    outcome = train(recipe, out, quiet=quiet, start=model, task=task)
     if outcome.finished and not how.scale:
         save_own(model, target.model, mean_only=True)
     return model, outcome
@@ -223,7 +237,7 @@ class RunCurve:
 
 
 def run_curve(
-    run: Path,
+    run: str | Path,
     fractions: Sequence[float] | None = None,
     thresholds: Sequence[float] | None = None,
     split: str | None = None,
@@ -232,7 +246,7 @@ def run_curve(
     by: Ranking = "snr",
     retrain: int = 0,
     lr: float | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     data: str = "",
     device: str = "auto",
     quiet: bool = True,
@@ -247,12 +261,14 @@ def run_curve(
     `warn` where the run's data have changed since its training.
     """
     require((not retrain or out is not None, "out", "must be given to retrain into"))
+    run, folder = expanded(run), None if out is None else expanded(out)
     place = choose_device(device, "--device")
     model = load(run).to(place)
-    figure = watched_figure(run_task(run, place, data, warn), split, streams)
+    recipe = with_data(run, load_recipe(run), data)
+    figure = watched_figure(run_task(run, recipe, place, data, warn), split, streams)
 
     def retrained(point: Pruned) -> Pruned:
-        if out is None or point.percent == 100:
+        if folder is None or point.percent == 100:
             return replace(point, retrained=point.error)
         kind, value = (
             ("fraction", point.fraction)
@@ -267,7 +283,7 @@ def run_curve(
             scale=True,
             **{kind: value},
         )
-        after, outcome = _prune_into(run, out / f"{kind}-{value:g}", how, data, quiet, device)
+        after, outcome = _prune_into(run, folder / f"{kind}-{value:g}", how, data, quiet, device)
         assert outcome is not None
         if not outcome.finished:
             raise KeyboardInterrupt  # which the training took as a sign to save, and said so

@@ -40,7 +40,7 @@ from bayesrnn.data import (
     TextData,
 )
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import expanded, read_chunks, write_atomic
 from bayesrnn.models import (
     CaptionerSettings,
     DropoutSettings,
@@ -50,6 +50,7 @@ from bayesrnn.models import (
     SeriesSettings,
     SpeechSettings,
 )
+from bayesrnn.storage import Damaged
 from bayesrnn.train.settings import TrainSettings
 
 T = TypeVar("T")
@@ -113,8 +114,9 @@ class Recipe:
         require((wanted == given, "model", message))
 
 
-def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `table.key=value` overrides applied."""
+    path = expanded(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
         table = tomllib.loads(text)
@@ -139,15 +141,21 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_run_recipe(path: Path) -> Recipe:
-    """The recipe that a run keeps, refused where it is not as `write_run_recipe` wrote it (old runs
-    have no checksum in it)."""
+    """The recipe that a run keeps, `Damaged` where it is not as `write_run_recipe` wrote it (old
+    runs have no checksum in it)."""
     seal, _, rest = b"".join(read_chunks(path)).partition(b"\n")
     if seal.startswith(SEAL) and seal != _seal(rest):
-        raise UserError(
+        raise Damaged(
             f"{path} is damaged, or was edited: its checksum is another one; restore it from a "
-            "copy, or delete its first line where the change is meant"
+            "copy or by its train command, or delete its first line where the change is meant"
         )
-    return read_recipe(path)
+    try:
+        return read_recipe(path)
+    except (Invalid, UserError) as error:
+        raise Damaged(
+            f"{path} is not the recipe of a run: {error}; restore it from a copy or by its train "
+            "command"
+        ) from error
 
 
 def write_run_recipe(path: Path, recipe: Recipe) -> None:

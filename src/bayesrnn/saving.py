@@ -27,6 +27,7 @@ from bayesrnn.bayes import (
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.files import expanded
 from bayesrnn.models import (
     Captioner,
     CaptionerSettings,
@@ -66,8 +67,10 @@ def save(
     those of its rows: see compress.py for how to choose one.
     """
     check_bayesian(model)
-    path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    path = expanded(folder)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, and a model is a folder; choose another name")
+    if path.exists() and any(path.iterdir()):
         try:
             read_facts(path, "model", CONFIG)
         except Damaged as error:
@@ -161,7 +164,8 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     `folder` holds a saved model, to be filled into a copy of `module`, or is a run's, which knows
     its own module.
     """
-    path = Path(folder)
+    path = expanded(folder)
+    again = module is None and (path / "checkpoints").is_dir()
     if module is None:
         recipe = load_recipe(path)
         module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
@@ -170,7 +174,14 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         path = path / "model"
     elif not path.exists():
         raise UserError(f"no model at {path}: there is no such folder; give one made by br.save")
-    files, facts = read_folder(path, "model", CONFIG)
+    try:
+        files, facts = read_folder(path, "model", CONFIG)
+    except Damaged as error:
+        if not again:
+            raise
+        raise Damaged(
+            f"{error}; the command that trained it, run again, writes the model anew"
+        ) from error
     try:
         weights: dict[str, Any] = facts["weights"]
         posteriors = [object_from_table(POSTERIORS, table) for table in facts["posteriors"]]
@@ -202,9 +213,9 @@ def load_recipe(run: Path) -> Recipe:
     return read_run_recipe(run / "recipe.toml")
 
 
-def load_vocabulary(run: Path) -> Vocabulary:
+def load_vocabulary(run: str | Path) -> Vocabulary:
     """The vocabulary a run was trained with."""
-    return Vocabulary.load(run / "vocabulary.json")
+    return Vocabulary.load(expanded(run) / "vocabulary.json")
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:

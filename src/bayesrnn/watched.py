@@ -11,18 +11,22 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
 from bayesrnn.evaluate.ctc import Decoder, prefix_search
-from bayesrnn.saving import has_vocabulary, load_recipe, load_vocabulary
-from bayesrnn.train.run import changed_data, with_data
+from bayesrnn.recipe import Recipe
+from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.train.run import changed_data
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 
 def run_task(
-    run: Path, device: torch.device, data: str = "", warn: Callable[[str], None] | None = None
+    run: Path,
+    recipe: Recipe,
+    device: torch.device,
+    data: str = "",
+    warn: Callable[[str], None] | None = None,
 ) -> Task:
-    """The task of a run, with its data read from `data` where that is given; `warn` is told where
-    they have changed since its training."""
-    recipe = with_data(run, load_recipe(run), data)
+    """The task of a run's recipe, by the run's own words where it reads any; `warn` is told where
+    its data have changed since its training (`data` that were given are meant to be others)."""
     task = build_task(recipe, device, load_vocabulary(run) if has_vocabulary(recipe) else None)
     changed = None if data else changed_data(run, recipe, task.digest)
     if changed and warn is not None:

@@ -82,7 +82,7 @@ def rename_speakers(folder: Path, names: dict[str, str]) -> None:
         ids.write_text(ids.read_text().replace(f"/{old}/", f"/{new}/"))
 
 
-def test_numbers_after_a_name_are_sessions_unless_they_are_all_there_is(tmp_path: Path) -> None:
+def test_a_number_after_another_speakers_name_is_a_session(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "toy")
 
     def speakers() -> set[str]:
@@ -92,8 +92,10 @@ def test_numbers_after_a_name_are_sessions_unless_they_are_all_there_is(tmp_path
     rename_speakers(folder, {f"t{letter}": f"spk{i}" for i, letter in enumerate("abcdef", 1)})
     assert speakers() == {f"spk{i}" for i in range(1, 7)}
     assert load_speech(settings(folder)).splits["valid"]
-    rename_speakers(folder, {"spk1": "anna"})
-    assert speakers() == {"anna", "spk"}
+    rename_speakers(folder, {f"spk{i}": name for i, name in enumerate(["m1", "m2", "f1", "f2"], 1)})
+    assert speakers() == {"m1", "m2", "f1", "f2", "spk5", "spk6"}
+    rename_speakers(folder, {"spk5": "mjab", "spk6": "mjab2", "f1": "mjab10"})
+    assert speakers() == {"m1", "m2", "f2", "mjab"}
 
 
 def test_what_is_wrong_with_a_corpus_is_said(tmp_path: Path) -> None:

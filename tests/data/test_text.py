@@ -276,8 +276,7 @@ def fails(path: Path, folder: Path, **changes: object) -> str:
 def test_a_missing_path(tmp_path: Path) -> None:
     message = fails(tmp_path / "gone", tmp_path)
     assert message == (
-        f"{tmp_path / 'gone'} does not exist; set data.path (or --data) to a text file or a folder "
-        "of them"
+        f"{tmp_path / 'gone'} does not exist; set data.path to a text file or a folder of them"
     )
 
 

@@ -1,6 +1,8 @@
 """Real processes that are killed, or asked to stop."""
 
 import json
+import os
+import pty
 import random
 import signal
 import subprocess
@@ -94,6 +96,33 @@ def test_a_run_killed_ten_times_ends_like_an_undisturbed_one(tmp_path: Path) -> 
     assert_same_end(run, tmp_path / "undisturbed")
     left = [path.name for path in run.rglob("*") if LEFTOVER.fullmatch(path.name)]
     assert left == []
+
+
+def test_a_training_whose_terminal_is_closed_saves_and_can_go_on(tmp_path: Path) -> None:
+    recipe, run = write_recipe(tmp_path), tmp_path / "run"
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        train_command(recipe, run, "train.epochs=5000", "train.checkpoint_minutes=0.0002"),
+        env=environment(),
+        stdout=end,
+        stderr=end,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    os.close(end)
+    try:
+        wait_until(process, lambda: steps_saved(run) > 0)
+        os.close(terminal)
+        saved = steps_saved(run)
+        wait_until(process, lambda: steps_saved(run) > saved + 5)  # it does not need to be seen
+        process.send_signal(signal.SIGHUP)
+        process.wait(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert "stopped by SIGHUP" in (run / "log.txt").read_text().splitlines()[-1]
+    facts = read_folder(checkpoint_folders(run)[-1], "checkpoint", "manifest.json")[1]
+    longer = {"train": {"epochs": 5000, "max_steps": facts["step"] + 3}}
+    assert train(small_recipe(tmp_path, **longer), run, quiet=True).finished
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -165,7 +165,7 @@ def test_data_that_changed_are_noticed(tmp_path: Path) -> None:
 
 def test_images_that_do_not_fit_the_network_get_one_line(tmp_path: Path) -> None:
     recipe = image_recipe(tmp_path, model={"inputs": 784, "classes": 2})
-    message = r"images of 16 pixels in 3 classes.*set model\.inputs=16 and model\.classes=3"
+    message = r"of 16 pixels in 3 classes.*change model\.inputs to 16 and model\.classes to 3"
     with pytest.raises(UserError, match=message):
         train(recipe, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

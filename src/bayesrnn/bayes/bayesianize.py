@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from bayesrnn.bayes.bayesian import Bayesian
 from bayesrnn.bayes.binding import Slot, set_weight
@@ -56,7 +57,7 @@ def bayesianize(
             "module is Bayesian already, in whole or in part: its means and scales would be drawn "
             "again; give bayesianize the plain network (model.module is without weights)"
         )
-    module = copy.deepcopy(module)
+    module = _copy(module)
     chosen = _choose(module, where)
     _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
@@ -94,6 +95,25 @@ def bayesianize(
     model.training = module.training  # its own alone: a part kept in eval mode stays there
     model.fit_priors()
     return model
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """Of its own; refused where it has no weights yet, or holds what torch cannot copy."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(
+                f"{name} is of a lazy module and has no size yet; run the module once, on any "
+                "input of the right size, before bayesianize"
+            )
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            "the module holds a tensor that was computed from its weights and cannot be copied, as "
+            "torch.nn.utils.weight_norm makes one; use torch.nn.utils.parametrizations instead"
+        ) from error
 
 
 def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:

@@ -23,6 +23,7 @@ from bayesrnn.commands.options import (
     check_file,
     check_flags,
     note_data,
+    note_unknown,
     recipe_of,
 )
 from bayesrnn.commands.series import series_ahead, series_scores
@@ -40,7 +41,7 @@ from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
-from bayesrnn.train.task import LabelledTask, Task, build_task
+from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 
 def evaluate(
@@ -54,9 +55,10 @@ def evaluate(
     samples: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="How many draws (default 10 with --weights sample); with --sharpened: of each "
-            "cut, weighed by importance, for a tighter bound (default and paper: 1).",
+            min=0,
+            help="How many draws (0: the mean; default 10 with --weights sample); with "
+            "--sharpened: of each cut, weighed by importance, for a tighter bound (default and "
+            "paper: 1).",
         ),
     ] = None,
     streams: Annotated[
@@ -152,7 +154,7 @@ def evaluate(
     )
     rate = None if dynamic is None else rate_of(dynamic)
     width = None if look is None else width_of(look)
-    drawn = weights == "sample" or (samples is not None and not sharpened)
+    drawn = weights == "sample" or (bool(samples) and not sharpened)
     count = (samples or 10) if drawn else 0
     check_file(predictions)
     place = choose_device(device, "--device")
@@ -167,6 +169,8 @@ def evaluate(
         raise typer.BadParameter("--season is of --horizon; give that too")
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
+    if isinstance(task, LanguageTask):
+        note_unknown(recipe.data.path, task.corpus.ids[split], task.vocabulary)
     generator = torch.Generator(place).manual_seed(seed)
     ahead: Backtest | None = None
     with watching() as watch:
@@ -228,6 +232,11 @@ def _check(
     by_variance: bool,
 ) -> None:
     """Refuse flags that do not go together."""
+    if samples == 0 and (sharpened or weights == "sample"):
+        raise typer.BadParameter(
+            "--samples 0 is the posterior mean; leave out --weights sample and --sharpened, or "
+            "give 1 or more"
+        )
     if look_at is not None and look is None:
         raise typer.BadParameter("--look-at is of --look; give that too")
     if by_variance and dynamic is None:
@@ -243,9 +252,9 @@ def _check(
         raise typer.BadParameter("--look is of --sharpened; give that too")
     if looks != 1:
         raise typer.BadParameter("--looks is of --sharpened; give that too")
-    if weights == "mean" and samples is not None:
+    if weights == "mean" and samples:
         raise typer.BadParameter("--samples draws weights; leave out --weights mean")
-    if dynamic is not None and (weights == "sample" or samples is not None):
+    if dynamic is not None and (weights == "sample" or samples):
         raise typer.BadParameter("--dynamic moves the posterior mean; leave out draws")
     if dynamic is None and segment is not None:
         raise typer.BadParameter("--segment is of --dynamic; give that too")

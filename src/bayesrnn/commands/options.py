@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import (
@@ -16,7 +18,9 @@ from bayesrnn.data import (
     SeriesData,
     SpeechData,
     TextData,
+    Vocabulary,
 )
+from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
@@ -96,6 +100,18 @@ def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
     changed = None if data else changed_data(run, recipe, digest)
     if changed:
         note(changed)
+
+
+def note_unknown(text: str, ids: NDArray[np.int32], vocabulary: Vocabulary) -> None:
+    """Say where a run's vocabulary knows less than half of a text: it may be no such text. The ends
+    of lines are no words of it."""
+    words = ids[ids != vocabulary.index.get(END, -1)]
+    share = np.count_nonzero(words == vocabulary.index[UNKNOWN]) / max(len(words), 1)
+    if share > 0.5:
+        note(
+            f"{share:.0%} of the tokens of {text} are none that the run knows, and are read as "
+            f"{UNKNOWN}; give a text like the one it was trained with for figures that mean much"
+        )
 
 
 def note(text: str) -> None:

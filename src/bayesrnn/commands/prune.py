@@ -118,7 +118,7 @@ def prune(
         return
     assert out is not None
     done = prune_run(
-        run, out, fraction, threshold, per_tensor, retrain, scale, data, quiet, by, lr, device
+        run, out, fraction, threshold, per_tensor, retrain, scale, data, quiet, by, lr, device, note
     )
     figures: dict[str, Any] = {"run": str(run), "out": str(out), **asdict(done)}
     if not as_json:

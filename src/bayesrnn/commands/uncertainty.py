@@ -23,6 +23,7 @@ from bayesrnn.commands.options import (
     check_flags,
     draw_counts,
     note_data,
+    note_unknown,
     recipe_of,
 )
 from bayesrnn.commands.series import series_uncertainty
@@ -144,6 +145,7 @@ def uncertainty(
                 own = Named(part, corpus.ids[part])
             else:
                 own = Named(str(text), encode_file(text, settings, vocabulary))
+            note_unknown(settings.path if text is None else own.name, own.ids, vocabulary)
             texts = _texts(own, settings, vocabulary, foreign, gap, seed)
             loaders = {
                 which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesrnn.errors import UserError, require
+from bayesrnn.errors import UserError, WrongData, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +154,14 @@ class StreamLoader(Batches):
         what, unit, more = ("series", "rows", "rows") if series else ("text", "tokens", "text")
         length = (len(ids) - 1) // streams
         if length < 1:
-            raise UserError(
+            problem = (
                 f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams need "
-                f"({streams + 1}); {f'lower {key}, or ' if streams > 1 else ''}give more {more}"
+                f"({streams + 1})"
             )
+            if key.startswith("train."):
+                raise WrongData(problem, f"a longer {what}", key)
+            lower = f"lower {key}, or " if streams > 1 else ""
+            raise UserError(f"{problem}; {lower}give more {more}")
         if drop_last and length < unroll:
             raise UserError(
                 f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams of {unroll} "

@@ -15,10 +15,11 @@ from torch import Tensor
 from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
-from bayesrnn.errors import UserError, require
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.errors import UserError, WrongData, require
+from bayesrnn.files import data_file, expanded, read_chunks
 
 SPLITS = ("train", "valid", "test")
+CAPTIONS = "a file of captions"
 _CALLED = {"train": "train", "val": "valid", "valid": "valid", "test": "test", "restval": "train"}
 
 
@@ -149,9 +150,10 @@ def find_features(settings: CaptionData) -> Path:
     folder = path if path.is_dir() else path.parent
     found = sorted(file for file in folder.glob("*") if file.suffix in SUFFIXES)
     if len(found) != 1:
-        raise UserError(
-            f"{folder} holds {len(found)} files of features ({', '.join(SUFFIXES)}); name the one "
-            "to use as data.features=FILE"
+        raise WrongData(
+            f"{folder} holds {len(found)} files of features ({', '.join(SUFFIXES)})",
+            "captions beside the one to use",
+            "data.features, which names it",
         )
     return found[0]
 
@@ -160,12 +162,10 @@ def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Pic
     """The pictures of a file, or of a folder of COCO's files; a picture without captions is left
     out."""
     if not path.is_dir():
-        return _read_file(path, digest)
+        return _read_file(data_file(str(path), CAPTIONS), digest)
     files = sorted(path.glob("captions_*.json"))
     if not files:
-        raise UserError(
-            f"{path} has no captions_*.json; set data.path (or --data) to a file of captions"
-        )
+        raise WrongData(f"{path} has no captions_*.json", CAPTIONS)
     pictures: list[Picture] = []
     for file in files:
         word = next((w for w in _CALLED if file.stem.startswith(f"captions_{w}")), None)
@@ -185,21 +185,22 @@ def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
     try:
         contents = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise WrongData(f"{path} is not JSON ({error})", CAPTIONS) from error
     try:
         if "annotations" in contents:
             pictures = _coco(contents)
         else:
             pictures = [_flickr(image) for image in contents["images"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
+        raise WrongData(
             f"{path} is no file of captions ({error!r}): expected `images` with `captions`, "
-            "or `images` and `annotations` as COCO has them"
+            "or `images` and `annotations` as COCO has them",
+            CAPTIONS,
         ) from error
     pictures = [p._replace(captions=[c for c in p.captions if c]) for p in pictures]
     pictures = [p for p in pictures if p.captions]
     if not pictures:
-        raise UserError(f"{path} holds no captions")
+        raise WrongData(f"{path} holds no captions", CAPTIONS)
     return pictures
 
 

@@ -97,13 +97,15 @@ def list_sphinx(folder: Path, settings: SpeechData) -> tuple[list[Spoken], list[
 
 
 def _without_sessions(spoken: list[Spoken]) -> list[Spoken]:
-    """A number after a speaker's name may be a second session, never on both sides, so it goes;
-    unless it is all that tells the speakers to train on apart."""
-    names = [one.speaker.rstrip(string.digits) for one in spoken]
-    train = {name for one, name in zip(spoken, names, strict=True) if one.part == "train"}
-    if len(train) < 2:
-        return spoken
-    return [one._replace(speaker=name) for one, name in zip(spoken, names, strict=True)]
+    """A number after the name of another speaker is a further session of that one (mjab2 beside
+    mjab), and goes: a person is never on both sides of a split. Without mjab, it tells speakers
+    apart (m1, m2, ...)."""
+    speakers = {one.speaker for one in spoken}
+    bare = {name: name.rstrip(string.digits) for name in speakers}
+    return [
+        one._replace(speaker=bare[one.speaker]) if bare[one.speaker] in speakers else one
+        for one in spoken
+    ]
 
 
 def _read_dictionary(path: Path, variants: Sequence[str]) -> dict[str, list[str]]:

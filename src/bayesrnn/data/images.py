@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from bayesrnn.data.labelled import Examples, Labelled
-from bayesrnn.errors import UserError, require
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.errors import UserError, WrongData, require
+from bayesrnn.files import data_folder, read_chunks
 
 PIXEL_UNIT = 126.0
 """Pixels are divided by this (Blundell et al. 2015, Section 5.1)."""
 BYTES = 0x08  # an idx file's mark of unsigned bytes
+WANTED = "a folder of idx files"
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,17 @@ class ImageData:
 
 def load_images(settings: ImageData) -> Labelled:
     """The images, each a flat row of pixels / 126, and their classes."""
-    folder = expanded(settings.path)
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of idx files")
+    folder = data_folder(settings.path, WANTED)
     digest = hashlib.sha256()
     train = _read_pair(folder, "train", digest)
     test = _read_pair(folder, "t10k", digest)
     kept = len(train) - settings.valid
     if kept < 1:
-        raise UserError(
+        raise WrongData(
             f"{folder} has {len(train)} images to train on, and data.valid={settings.valid} takes "
-            "them all; lower it"
+            "them all",
+            "a folder with more",
+            "data.valid",
         )
     splits = {"train": _part(train, 0, kept), "valid": _part(train, kept, len(train)), "test": test}
     return Labelled(splits, digest.hexdigest())
@@ -79,6 +79,8 @@ def _part(examples: Examples, start: int, stop: int) -> Examples:
 
 def _read_idx(path: Path, axes: int, digest: "hashlib._Hash") -> NDArray[np.uint8]:
     """The array in an idx file: two zeros, the type, axes, their lengths, the data."""
+    if not path.is_file():
+        raise WrongData(f"{path.parent} has no {path.name}", WANTED)
     packed = b"".join(read_chunks(path))
     digest.update(packed)
     try:

@@ -14,8 +14,8 @@ import torch
 
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.data.vocabulary import Vocabulary
-from bayesrnn.errors import UserError, require
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.errors import UserError, WrongData, require
+from bayesrnn.files import data_folder, read_chunks
 
 PADDING = -1
 """Stands after a review's last word; no word has this id."""
@@ -103,9 +103,11 @@ def _split(reviews: list[Review], settings: ReviewData) -> dict[str, list[Review
     }
     empty = [name for name, part in splits.items() if not part and (valid or name != "valid")]
     if empty:
-        raise UserError(
+        raise WrongData(
             f"{settings.path} holds too few reviews ({len(reviews)}) to split them as "
-            f"{list(settings.split)}: none is left for {empty[0]}; give more, or change data.split"
+            f"{list(settings.split)}: none is left for {empty[0]}",
+            "a folder with more",
+            "data.split",
         )
     return splits
 
@@ -123,15 +125,10 @@ def _encode(reviews: list[Review], settings: ReviewData, vocabulary: Vocabulary)
 
 
 def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
-    folder = expanded(settings.path)
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of reviews")
+    folder = data_folder(settings.path, "a folder of reviews")
     texts = sorted(folder.rglob("subj.*"), key=lambda path: (path.name, path))
     if not texts:
-        raise UserError(
-            f"{folder} has no files subj.NAME; set data.path (or --data) to a folder that has some"
-        )
+        raise WrongData(f"{folder} has no files subj.NAME", "a folder that has some")
     reviews: list[Review] = []
     digests: list[str] = []
     for path in texts:

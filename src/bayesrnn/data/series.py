@@ -5,6 +5,7 @@ import hashlib
 import io
 import itertools
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bayesrnn.data.text import SPLITS
-from bayesrnn.errors import UserError, require
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.errors import UserError, WrongData, require
+from bayesrnn.files import data_file, read_chunks
+
+CSV = "a CSV file"
 
 PUT_BACK = timedelta(hours=1)
 """How far a clock goes back when summer ends."""
@@ -131,9 +134,11 @@ def _bounds(settings: SeriesData, rows: int) -> list[int]:
     bounds = [0, round(rows * train), round(rows * (train + valid)), rows]
     for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False):
         if stop - start < 2:
-            raise UserError(
+            raise WrongData(
                 f"{settings.path} has {rows} rows, and {stop - start} of them for {split}: at "
-                "least two are needed; change data.split, or give more rows"
+                "least two are needed",
+                "a file with more rows",
+                "data.split",
             )
     return bounds
 
@@ -174,22 +179,24 @@ def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.floa
 
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     """The columns' numbers [N, C], each row's time, and the digest of the file."""
-    path = expanded(settings.path)
+    path = data_file(settings.path, CSV)
     data = b"".join(read_chunks(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text; save it as a CSV file in UTF-8") from error
+        raise WrongData(f"{path} is not UTF-8 text", f"{CSV} in UTF-8") from error
     lines = _lines(path, text, settings.separator)
     _, names = next(lines, (0, []))
     if not names:
-        raise UserError(f"{path} has no line of names; give a CSV file with names above its rows")
+        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
     missing = [name for name in wanted if name not in names]
     if missing:
-        raise UserError(
-            f"{path} has no column {missing[0]!r} in its first line, only {', '.join(names)}; "
-            "give a file that has it, or set data.columns, data.time or data.separator"
+        known = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+        raise WrongData(
+            f"{path} has no column {missing[0]!r} in its first line, only {known}",
+            "a file that has it",
+            "data.columns, data.time or data.separator",
         )
     twice = [name for name in wanted if names.count(name) > 1]
     if twice:
@@ -211,7 +218,11 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
             _number("", f"{path}, line {gap}", names[0])
         where = f"{path}, line {number}"
         if len(cells) != len(names):
-            raise UserError(f"{where}: it has {len(cells)} cells, and the first line {len(names)}")
+            raise WrongData(
+                f"{where}: it has {len(cells)} cells, and the first line {len(names)}",
+                "a file with a cell for each name",
+                "data.separator",
+            )
         row = [_number(cells[p], where, names[p]) for p in places]
         table.append(row)
         times.append(str(len(table)) if when is None else cells[when])

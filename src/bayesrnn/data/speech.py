@@ -16,11 +16,12 @@ from torch import Tensor
 from bayesrnn.data.audio import SpeechData, import_soundfile, read_audio, spectrogram
 from bayesrnn.data.corpora import list_sphinx, list_timit, subfolder
 from bayesrnn.data.vocabulary import BLANK, Vocabulary
-from bayesrnn.errors import UserError
-from bayesrnn.files import expanded
+from bayesrnn.errors import WrongData
+from bayesrnn.files import data_folder
 from bayesrnn.storage import read_folder, write_folder
 
 MANIFEST, TENSORS, KIND = "features.json", "features.safetensors", "speech features"
+CORPUS = "a corpus of speech"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +45,7 @@ class Speech:
 
 def load_speech(settings: SpeechData) -> Speech:
     """The corpus at `settings.path`, from its audio or from features made before."""
-    folder = expanded(settings.path)
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path (or --data) to a folder of speech")
+    folder = data_folder(settings.path, CORPUS)
     parts, vocabulary = (
         _read_features(folder, settings)
         if (folder / MANIFEST).exists()
@@ -64,7 +62,7 @@ def load_speech(settings: SpeechData) -> Speech:
 def prepare_speech(settings: SpeechData, path: Path) -> int:
     """Write a corpus as features into a folder that `load_speech` reads, with no audio library;
     the number of utterances."""
-    parts, vocabulary = _read_corpus(expanded(settings.path), settings)
+    parts, vocabulary = _read_corpus(data_folder(settings.path, CORPUS), settings)
     everything = [one for utterances in parts.values() for one in utterances]
     tensors = {
         "features": torch.cat([one.features for one in everything]),
@@ -101,9 +99,10 @@ def _read_features(
         if facts["settings"].get(key) != value
     ]
     if wrong:
-        raise UserError(
-            f"{folder} holds other features: {'; '.join(wrong)}; change the settings, or make the "
-            "features anew with `bayesrnn prepare`"
+        raise WrongData(
+            f"{folder} holds other features: {'; '.join(wrong)}",
+            "features made anew with `bayesrnn prepare`",
+            "the settings",
         )
     tensors = files[TENSORS]
     features = tensors["features"].split(tensors["frames"].tolist())
@@ -126,17 +125,15 @@ def _read_corpus(
 ) -> tuple[dict[str, list[Utterance]], Vocabulary]:
     """From audio; which layout it is shows in the files there are."""
     import_soundfile()
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {problem}; set data.path (or --data) to a corpus of speech")
     if any(folder.glob("etc/*_train.fileids")):
         spoken, labels = list_sphinx(folder, settings)
     elif any(subfolder(folder, part) for part in ("TRAIN", "TEST")):
         spoken, labels = list_timit(folder, settings)
     else:
-        raise UserError(
+        raise WrongData(
             f"{folder} has neither etc/*_train.fileids (CMU Sphinx) nor TRAIN and TEST (TIMIT) nor "
-            f"{MANIFEST} (features); set data.path (or --data) to a corpus"
+            f"{MANIFEST} (features)",
+            CORPUS,
         )
     vocabulary = Vocabulary((BLANK, *labels))
     parts: dict[str, list[Utterance]] = {}
@@ -150,7 +147,7 @@ def _read_corpus(
         parts.setdefault(one.part, []).append(Utterance(name, one.speaker, features, ids))
     missing = [part for part in ("train", "test") if part not in parts]
     if missing:
-        raise UserError(f"{folder} has no utterances of {missing[0]}")
+        raise WrongData(f"{folder} has no utterances of {missing[0]}", CORPUS)
     return parts, vocabulary
 
 
@@ -163,9 +160,11 @@ def _split(
     speakers = sorted({one.speaker for one in parts["train"]})
     count = round(settings.valid * len(speakers))
     if not 1 <= count < len(speakers):
-        raise UserError(
+        raise WrongData(
             f"{settings.path} has {len(speakers)} speakers to train on, so data.valid="
-            f"{settings.valid:g} sets {count} of them apart; change it, or set 0 for none"
+            f"{settings.valid:g} sets {count} of them apart",
+            "a corpus with more",
+            "data.valid (0: none)",
         )
     order = np.random.default_rng(settings.split_seed).permutation(len(speakers))
     chosen = {speakers[number] for number in order[:count]}

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
-from bayesrnn.errors import UserError, require
+from bayesrnn.errors import UserError, WrongData, require
 from bayesrnn.files import CHUNK_BYTES, expanded, open_atomic, read_chunks, sha256
 
 Tokens = Literal["whitespace", "words", "characters"]
@@ -220,9 +220,7 @@ def _find_sources(path: Path) -> dict[str, list[Path]]:
             return {"all": [path]}
         if not path.is_dir():
             problem = "is neither a file nor a folder" if path.exists() else "does not exist"
-            raise UserError(
-                f"{path} {problem}; set data.path (or --data) to a text file or a folder of them"
-            )
+            raise WrongData(f"{path} {problem}", "a text file or a folder of them")
         layouts = [{name: path / form.format(name) for name in SPLITS} for form in SPLIT_FILES]
         for layout in layouts:
             if all(file.is_file() for file in layout.values()):
@@ -247,9 +245,7 @@ def _find_sources(path: Path) -> dict[str, list[Path]]:
                 "or a folder with texts alone"
             )
     if not texts:
-        raise UserError(
-            f"{path} has no .txt files; set data.path (or --data) to a folder that has some"
-        )
+        raise WrongData(f"{path} has no .txt files", "a text file or a folder that has some")
     return {"all": sorted(texts, key=lambda file: file.relative_to(path).parts)}
 
 
@@ -402,9 +398,10 @@ def _write_cache(
             lengths[name] += len(ids)
             unknown[name] += ids.count(unknown_id) - piece.count(UNKNOWN)
         if not all(lengths.values()):
-            raise UserError(
-                f"{settings.path} has {total} tokens, too few to split as {list(settings.split)}; "
-                "give more text or change data.split"
+            raise WrongData(
+                f"{settings.path} has {total} tokens, too few to split as {list(settings.split)}",
+                "more text",
+                "data.split",
             )
     facts = {"vocabulary": vocabulary.tokens, "lengths": lengths, "unknown": unknown}
     facts["sha256"] = _checksum(folder / f"{key}.ids", facts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import expanded, read_chunks, write_atomic
 
 END = "<eos>"
 UNKNOWN = "<unk>"
@@ -91,15 +91,15 @@ class Vocabulary:
     def _checksum(self) -> str:
         return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the tokens as JSON, with their checksum."""
         contents = {"format": FORMAT, "sha256": self._checksum(), "tokens": self.tokens}
-        write_atomic(path, json.dumps(contents, ensure_ascii=False, indent=0).encode())
+        write_atomic(expanded(path), json.dumps(contents, ensure_ascii=False, indent=0).encode())
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote (files from before there were checksums have none)."""
-        data = b"".join(read_chunks(path))
+        data = b"".join(read_chunks(expanded(path)))
         problem = f"not in the format '{FORMAT}'"
         try:
             match json.loads(data):
@@ -113,6 +113,4 @@ class Vocabulary:
             problem = str(error)
         except (ValueError, RecursionError):
             problem = "not JSON"
-        raise UserError(
-            f"{path} is damaged or no vocabulary ({problem}); give one saved by bayesrnn"
-        )
+        raise UserError(f"{path} is damaged or no vocabulary ({problem}); restore it from a copy")

@@ -18,7 +18,7 @@ from bayesrnn.evaluate.captions import caption_uncertainty
 from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import TextUncertainty, auroc, ranks, reading_cost
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import expanded, read_chunks, write_atomic
 
 FORMAT = "bayesrnn captions 1"
 PARTS = ("probability", "total", "aleatoric", "epistemic")
@@ -71,16 +71,16 @@ class CaptionFile:
     def mean(self, part: str) -> float:
         return sum(getattr(picture, part) for picture in self.pictures) / len(self.pictures)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | Path) -> None:
         """As JSON."""
         head = {"format": FORMAT, "columns": ["word", *PARTS]}
         text = json.dumps({**head, **asdict(self)}, ensure_ascii=False)
-        write_atomic(path, text.encode())
+        write_atomic(expanded(path), text.encode())
 
     @classmethod
-    def read(cls, path: Path) -> "CaptionFile":
+    def read(cls, path: str | Path) -> "CaptionFile":
         """What `write` wrote."""
-        data = b"".join(read_chunks(path))
+        data = b"".join(read_chunks(expanded(path)))
         try:
             contents = json.loads(data)
             if contents.pop("format") != FORMAT:

@@ -17,7 +17,7 @@ from bayesrnn.evaluate.intervals import calibration_of_numbers
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Likelihood, Normal, Prediction
 from bayesrnn.evaluate.perplexity import evaluating
-from bayesrnn.files import write_csv
+from bayesrnn.files import expanded, write_csv
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def labelled_uncertainty(
 
 
 def write_predictions(
-    path: Path,
+    path: str | Path,
     examples: Examples,
     prediction: Prediction,
     mixture: NormalMixture | None = None,
@@ -121,7 +121,7 @@ def write_predictions(
     for row, line in zip(rows, numbers, strict=True):
         values = [*row, *line]
         table.append([float(f"{v:.7g}") if isinstance(v, float) else v for v in values])
-    write_csv(path, table)
+    write_csv(expanded(path), table)
 
 
 def _outputs(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
 from bayesrnn.errors import require
-from bayesrnn.evaluate.outputs import Categorical, Output, Prediction
+from bayesrnn.evaluate.outputs import Categorical, Normal, Output, Prediction
 from bayesrnn.evaluate.perplexity import evaluating
 
 
@@ -32,7 +32,7 @@ def predict(
     (torch.Size([5, 4]), torch.Size([5]))
     """
     whole = isinstance(samples, Integral) and samples >= 0
-    require((whole, "samples", f"must be 0 (the mean) or a whole number above, got {samples}"))
+    require((whole, "samples", f"must be 0 (the mean) or a whole number above, got {samples!r}"))
     kind: Output = Categorical() if output is None else output
     sums: tuple[Tensor, ...] = ()
     with evaluating(model):
@@ -41,6 +41,13 @@ def predict(
                 if samples:
                     model.resample(generator=generator)
                 raw = model(*inputs, **named_inputs)
-            moments = kind.moments(raw[0] if isinstance(raw, tuple) else raw)
+            first = raw[0] if isinstance(raw, tuple) else raw
+            if isinstance(kind, Categorical | Normal) and not isinstance(first, Tensor):
+                raise TypeError(
+                    f"{type(kind).__name__}() reads a tensor, or the first of a tuple, and "
+                    f"the module returns a {type(first).__name__}; give an output=... of your own "
+                    "whose moments(raw) takes it"
+                )
+            moments = kind.moments(first)
             sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
         return kind.predict(tuple(total / max(samples, 1) for total in sums))

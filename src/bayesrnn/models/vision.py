@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.features import Features
 from bayesrnn.errors import UserError
-from bayesrnn.files import read_chunks
+from bayesrnn.files import expanded, read_chunks
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 RANDOM = "random"
@@ -36,7 +36,7 @@ def load_vision(network: str = "resnet50", weights: str = "") -> tuple[nn.Module
             "FILE.safetensors"
         ) from error
     if not own and weights != RANDOM:
-        _fill(module, Path(weights), network)
+        _fill(module, expanded(weights), network)
     _take_off_last(module)
     return module.eval(), prepare
 

@@ -34,7 +34,7 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> None:
     write_folder(
         folder / f"{step:09d}", "checkpoint", MANIFEST, checkpoint.tensors, checkpoint.facts
     )
-    for old in _steps(folder)[:-KEPT]:
+    for old in steps_of(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -43,7 +43,7 @@ def read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpo
 
     A damaged one is reported through `warn` and skipped; if all are damaged, that is an error.
     """
-    steps = _steps(folder)
+    steps = steps_of(folder)
     for path in reversed(steps):
         try:
             return Checkpoint(*read_folder(path, "checkpoint", MANIFEST))
@@ -56,17 +56,18 @@ def read_newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpo
     return None
 
 
-def data_digest(folder: Path) -> str | None:
-    """That of the data which the newest good checkpoint was trained with; None where none says."""
-    for path in reversed(_steps(folder)):
+def newest_facts(folder: Path) -> dict[str, Any]:
+    """Those of the newest good checkpoint; empty where there is none."""
+    for path in reversed(steps_of(folder)):
         try:
-            return str(read_facts(path, "checkpoint", MANIFEST)["data"])
-        except (UserError, KeyError):
+            return read_facts(path, "checkpoint", MANIFEST)
+        except UserError:
             continue
-    return None
+    return {}
 
 
-def _steps(folder: Path) -> list[Path]:
+def steps_of(folder: Path) -> list[Path]:
+    """The checkpoints there, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.isdigit())

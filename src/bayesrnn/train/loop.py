@@ -21,10 +21,10 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
-from bayesrnn.files import whole_path
+from bayesrnn.files import expanded, whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe, read_run_recipe
+from bayesrnn.recipe import Data, Recipe, to_table
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
@@ -50,28 +50,41 @@ def train(
     fresh: bool = False,
     quiet: bool = False,
     start: Bayesian | None = None,
+    task: Task | None = None,
 ) -> "Outcome":
     """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe.
 
-    `start` is a model to begin with instead of a new one; it is the one that is trained.
+    `start` is a model to begin with instead of a new one; it is the one that is trained. `task` is
+    the recipe's own, where it was built before.
     """
-    run = Run(Path(out))
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"recipe must be a Recipe, got {recipe!r}; br.read_recipe reads one from a file"
+        )
+    run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
+    if start is None and not fresh:
+        run.check_model()
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
-    task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
+    if task is None:
+        task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
     _check_choice(recipe, task)
+    if not fresh:
+        run.check_data(task.digest)
     model = start or build_model(recipe, build_module(recipe, task.vocabulary))
     model = model.to(device).train()
     optimizer = build_optimizer(recipe.train, model)
     with run.locked():
-        run.prepare(recipe, fresh)
+        restored = run.prepare(recipe, fresh)
         if task.vocabulary is not None:
             task.vocabulary.save(run.vocabulary)
         trainer = Trainer(recipe, run, task, model, optimizer, quiet)
         try:
+            if restored:
+                trainer.reporter.say(restored)
             if start is not None and trainer.step == 0:
                 trainer.save()  # the recipe alone cannot make it again
             with products_in(recipe.train.precision):
@@ -129,6 +142,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         quiet: bool,
     ) -> None:
+        self.recipe = recipe
         self.settings = recipe.train
         self.run = run
         self.task = task
@@ -356,7 +370,8 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the loop after the step in progress; a second one at once."""
+        """Ctrl-C, SIGTERM and the terminal's end (unless that is ignored, as nohup has it) end the
+        loop after the step in progress; a second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -366,7 +381,10 @@ class Trainer:
                 raise KeyboardInterrupt
             self.stopped_by = number
 
-        before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        stops = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            stops.append(signal.SIGHUP)
+        before = {number: signal.signal(number, stop) for number in stops}
         try:
             yield
         finally:
@@ -396,6 +414,7 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.task.batches.position,
             "data": self.task.digest,
+            "recipe": to_table(self.recipe),
             "objective": self.objective.state_dict(),
             "window": vars(self.window),
             "seconds": self.seconds,
@@ -418,11 +437,6 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> int:
         """Go back to a checkpoint; the number of bytes of metrics it had written."""
         tensors, facts = checkpoint
-        if facts["data"] != self.task.digest:
-            raise UserError(
-                f"the data are not those that the run in {self.run.path} began with; put them "
-                "back, or start over with --fresh"
-            )
         device = self.task.batches.device
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
@@ -489,7 +503,8 @@ def located(data: Data, run: Run | None = None) -> Data:
         data = replace(data, features=whole_path(data.features))
     data = replace(data, path=whole_path(data.path))
     if isinstance(data, SeriesData) and not data.centre:
-        began = read_run_recipe(run.recipe).data if run and run.recipe.exists() else data
+        known = run.known_recipe() if run else None
+        began = known.data if known else data
         if isinstance(began, SeriesData) and began.columns == data.columns:
             data = replace(data, centre=began.centre, spread=began.spread)
         data = measured(data)

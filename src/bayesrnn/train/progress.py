@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ class Reporter:
         """One line, now and in the log."""
         with writing(self._log), self._log.open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        self._console.print(text, highlight=False, markup=False)
+        try:
+            self._console.print(text, highlight=False, markup=False)
+        except OSError:  # whoever looked is gone: a closed terminal, a pipe; the log has it all
+            self._console.quiet, self._bar = True, None
 
     def step(self, step: int) -> None:
         if self._bar is not None:
@@ -91,4 +95,5 @@ class Reporter:
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()

@@ -8,20 +8,29 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from bayesrnn.data import CaptionData
-from bayesrnn.errors import UserError
+from bayesrnn.errors import Invalid, UserError
 from bayesrnn.files import expanded, to_json, whole_path, write_atomic, writing
-from bayesrnn.recipe import Recipe, differences, read_run_recipe, write_run_recipe
+from bayesrnn.recipe import (
+    Recipe,
+    differences,
+    from_table,
+    read_run_recipe,
+    write_run_recipe,
+)
 from bayesrnn.storage import Damaged
-from bayesrnn.train.checkpoint import data_digest
+from bayesrnn.train.checkpoint import newest_facts, steps_of
 
 LEFTOVER = re.compile(
     r"\.(recipe\.toml|vocabulary\.json|pruning\.json|model|\d+)\.[0-9a-f]{8}\.(tmp|old)"
 )
 """What a process that was killed has left half-written."""
+PLACES = ("data.path", "data.features", "data.cache")
+"""Where data are, not what they are: a run may go on where they were moved."""
 
 
 class Run:
@@ -64,9 +73,10 @@ class Run:
         """Refuse a folder that is not for this recipe; nothing is written."""
         if not self.path.is_dir():
             return
-        if self.recipe.exists():
-            if not fresh:
-                self._check_same(recipe)
+        known = self.recipe.exists() if fresh else self.known_recipe()
+        if isinstance(known, Recipe):
+            self._check_same(known, recipe)
+        if known:
             return
         others = self.contents()
         if others:
@@ -75,14 +85,71 @@ class Run:
                 "choose another --out"
             )
 
-    def prepare(self, recipe: Recipe, fresh: bool) -> None:
-        """Make the folder this recipe's: new, resumed, or started over."""
+    def check_model(self) -> None:
+        """Refuse to replace a model that no checkpoint goes on to; nothing is written."""
+        if self.model.exists() and not steps_of(self.checkpoints):
+            raise UserError(
+                f"{self.path} holds a model and no checkpoint to go on from; choose another --out, "
+                "or --fresh to train it anew"
+            )
+
+    def check_data(self, digest: str) -> None:
+        """Refuse other data than the run began with, wherever they are now; nothing is written."""
+        if newest_facts(self.checkpoints).get("data") not in (None, digest):
+            raise UserError(
+                f"the data are not those that the run in {self.path} began with; put them back, "
+                "choose another --out, or start over with --fresh"
+            )
+
+    def prepare(self, recipe: Recipe, fresh: bool) -> str | None:
+        """Make the folder this recipe's: new, resumed, or started over. One line where its recipe
+        was damaged or gone, and is put back."""
         self.check(recipe, fresh)
+        said = None if fresh else self._set_damaged_aside()
         if fresh:
             self._clear()
         for path in self._leftovers():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_run_recipe(self.recipe, recipe)
+        return said
+
+    def known_recipe(self) -> Recipe | None:
+        """That of the run in the folder; where it is damaged or gone, the one which the newest good
+        checkpoint was trained with. None where there is no run."""
+        try:
+            if self.recipe.exists():
+                return read_run_recipe(self.recipe)
+        except Damaged as error:
+            found = self._recipe_of_checkpoint()
+            if found is None:
+                raise UserError(
+                    f"{error}; no checkpoint says what it was, --fresh starts over"
+                ) from error
+            return found
+        return self._recipe_of_checkpoint()
+
+    def _recipe_of_checkpoint(self) -> Recipe | None:
+        table = newest_facts(self.checkpoints).get("recipe")
+        try:
+            return None if table is None else from_table(table)
+        except Invalid:  # of another version
+            return None
+
+    def _set_damaged_aside(self) -> str | None:
+        """Keep a recipe that cannot be read under another name, and say what became of it."""
+        if not self.recipe.exists():
+            return f"{self.recipe} was gone, and is put back" if self.checkpoints.is_dir() else None
+        try:
+            read_run_recipe(self.recipe)
+        except Damaged:
+            numbered = (self.path / f"recipe.damaged-{number}.toml" for number in count(1))
+            aside = next(path for path in numbered if not path.exists())
+            self.recipe.rename(aside)
+            return (
+                f"{self.recipe} was damaged or edited, and is put back as the checkpoints have it; "
+                f"what it was is in {aside.name}"
+            )
+        return None
 
     def contents(self) -> list[Path]:
         """What is in the folder, but for the lock and what was left half-written."""
@@ -93,9 +160,12 @@ class Run:
         folders = [folder for folder in (self.path, self.checkpoints) if folder.is_dir()]
         return [p for folder in folders for p in folder.iterdir() if LEFTOVER.fullmatch(p.name)]
 
-    def _check_same(self, recipe: Recipe) -> None:
-        found = differences(read_run_recipe(self.recipe), recipe)
-        changed = {key: pair for key, pair in found.items() if not _grows(key, *pair)}
+    def _check_same(self, known: Recipe, recipe: Recipe) -> None:
+        found = differences(known, recipe)
+        moved = PLACES if "data" in newest_facts(self.checkpoints) else ()  # see check_data
+        changed = {
+            key: pair for key, pair in found.items() if key not in moved and not _grows(key, *pair)
+        }
         if changed:
             listed = "; ".join(
                 f"{key} is {shown(old)} there and {shown(new)} here"
@@ -190,7 +260,7 @@ def with_data(run: Path, recipe: Recipe, data: str) -> Recipe:
 def changed_data(run: Path, recipe: Recipe, digest: str) -> str | None:
     """One line where the data of a run, which are of this digest now, are not those that it was
     trained with (as far as its checkpoints tell)."""
-    if data_digest(Run(run).checkpoints) in (None, digest):
+    if newest_facts(Run(run).checkpoints).get("data") in (None, digest):
         return None
     return (
         f"{recipe.data.path} is not what {run} was trained with: it has changed since; put it back "

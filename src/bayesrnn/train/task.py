@@ -26,7 +26,7 @@ from bayesrnn.data import (
     load_reviews,
     load_text,
 )
-from bayesrnn.errors import UserError
+from bayesrnn.errors import UserError, WrongData
 from bayesrnn.evaluate.labelled import evaluate_labelled
 from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
@@ -211,10 +211,11 @@ def _load_labelled(recipe: Recipe, vocabulary: Vocabulary | None) -> tuple[Label
     pixels = data.splits["train"].x.shape[1]
     classes = 1 + max(int(examples.y.max()) for examples in data.splits.values())
     if pixels != recipe.model.inputs or classes > recipe.model.classes:
-        raise UserError(
+        raise WrongData(
             f"{recipe.data.path} has images of {pixels} pixels in {classes} classes, but the "
-            f"network is for {recipe.model.inputs} pixels and {recipe.model.classes} classes; set "
-            f"model.inputs={pixels} and model.classes={classes}"
+            f"network is for {recipe.model.inputs} pixels and {recipe.model.classes} classes",
+            "a folder of such images",
+            f"model.inputs to {pixels} and model.classes to {classes}",
         )
     return data, Categorical()
 
