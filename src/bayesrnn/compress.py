@@ -2,12 +2,12 @@
 
 A posterior says how exactly a weight must be known: noise of its sigma was there in all of
 training. So means can be rounded coarsely, most of them to 0, and what is left of them are few
-different whole numbers, of which a general coder makes about a bit a weight (packing.py). This is
+different whole numbers, of which a general coder makes a bit or two a weight (packing.py). This is
 the description length of Graves (2011) as a file, at a fixed precision for all weights and with a
 code that knows nothing of the prior.
 
-One step for all weights was better than a step for each tensor, than steps in proportion to sigma
-and than rounding that counts bits (docs/compression.md).
+Neither a step for each tensor, nor steps in proportion to sigma, nor rounding that counts bits was
+better than one step for all weights (docs/compression.md).
 """
 
 import math
