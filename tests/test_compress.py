@@ -3,6 +3,7 @@
 import json
 import lzma
 import math
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn import packing
-from bayesrnn.compress import MOST_TRIES, PER_OCTAVE, compress_run, rounded
+from bayesrnn.compress import MOST_TRIES, PER_OCTAVE, _most, compress_run, rounded
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.packing import Misfit, coded_bytes, from_levels, pack, to_levels, unpack
 from bayesrnn.prune import kept
 from bayesrnn.saving import CONFIG, TENSORS
 from bayesrnn.storage import Damaged
-from labelled_runs import image_recipe
+from labelled_runs import image_recipe, review_recipe
 from small_runs import Cli, folder_contents, small_recipe
 
 
@@ -88,9 +89,14 @@ def test_what_is_not_finite_has_no_level(value: float) -> None:
         to_levels(torch.tensor([0.0, value]), 0.1)
 
 
-def test_a_step_that_is_too_small_is_named() -> None:
-    with pytest.raises(UserError, match=r"a step of 1e-12 is too small for a weight of 0.5"):
-        to_levels(torch.tensor([0.5]), 1e-12)
+@pytest.mark.parametrize("largest", [0.3, 0.5, 0.9])
+def test_a_step_that_is_too_small_is_named(largest: float) -> None:
+    words = rf"a step of 1e-12 is too small for a weight of {largest}: choose (\S+) or above"
+    with pytest.raises(UserError, match=words) as caught:
+        to_levels(torch.tensor([largest]), 1e-12)
+    found = re.search(words, str(caught.value))
+    assert found is not None
+    to_levels(torch.tensor([largest]), float(found[1]))  # the one named is large enough
 
 
 def test_the_code_is_about_as_long_as_the_entropy() -> None:
@@ -150,6 +156,18 @@ def test_rows_keep_their_whole_variance(tmp_path: Path) -> None:
         assert all(len(row[row > 0].unique()) <= 1 for row in left)
 
 
+@pytest.mark.parametrize(("columns", "scale"), [(300, 1.2e-4), (70_000, 0.05)])
+def test_rows_of_half_precision(columns: int, scale: float, tmp_path: Path) -> None:
+    """Squares of small scales, and how many there are, are beyond what half precision holds."""
+    net = nn.Linear(columns, 2, bias=False).half()
+    model = br.bayesianize(net, br.Gaussian(scale), br.Normal())
+    br.save(model, tmp_path / "m", step=0.01)
+    (before,), (after,) = (m.moments().values() for m in (model, br.load(tmp_path / "m", net)))
+    assert before[1] is not None
+    assert after[1] is not None
+    torch.testing.assert_close(after[1], before[1], rtol=1e-2, atol=0)
+
+
 def test_the_file_is_read_without_the_package(tmp_path: Path) -> None:
     model = build()
     br.save(model, tmp_path / "m", mean_only=True, step=0.05)
@@ -183,8 +201,10 @@ def test_a_step_is_a_number_above_zero(step: float, tmp_path: Path) -> None:
     model = build()
     with pytest.raises(Invalid, match="step must be a finite number above 0"):
         br.save(model, tmp_path / "m", step=step)
+    scored: list[br.Bayesian] = []
     with pytest.raises(Invalid, match="step must be a finite number above 0"):
-        br.compression_curve(model, lambda _: 0.0, [step])
+        br.compression_curve(model, lambda m: scored.append(m) or 0.0, [0.1, step])
+    assert not scored  # refused before all the work
     assert not (tmp_path / "m").exists()
 
 
@@ -217,6 +237,11 @@ def test_parts_that_do_not_fit(parts: dict[str, Tensor], words: str) -> None:
     facts = {"shape": [2, 4], "step": 0.1, "levels": "int8"}
     with pytest.raises(Misfit, match=words):
         unpack({f"w.{key}": value for key, value in whole.items()}, {"w": facts})
+    for step in (0.0, math.nan):
+        with pytest.raises(Invalid, match="step must be a finite number above 0"):
+            unpack(
+                {f"w.{key}": value for key, value in whole.items()}, {"w": facts | {"step": step}}
+            )
     facts["levels"] = "object"
     with pytest.raises(Misfit, match=r"w.levels is of the type 'object'"):
         unpack({f"w.{key}": value for key, value in whole.items()}, {"w": facts})
@@ -311,6 +336,17 @@ def test_all_to_zero_where_anything_is_allowed() -> None:
     assert br.coarsest_step(model, lambda _: 1.0, 1.0)[0] == pytest.approx(largest, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.0, "some weight that is not 0: give a step"), (math.nan, "finite")]
+)
+def test_weights_that_say_nothing_of_a_step(value: float, words: str) -> None:
+    net = nn.Linear(2, 3)
+    nn.init.constant_(net.weight, value)
+    nn.init.zeros_(net.bias)
+    with pytest.raises(Invalid, match=f"model must .*{words}"):
+        br.coarsest_step(br.bayesianize(net), lambda _: 1.0, 1.0)
+
+
 def test_where_no_step_does_it_says_so() -> None:
     with pytest.raises(UserError, match=r"even steps of \S+ end at 2, above 1; allow more"):
         br.coarsest_step(build(), lambda _: 2.0, 1.0)
@@ -383,10 +419,17 @@ def test_other_kinds_of_data(tmp_path: Path) -> None:
     assert br.load(tmp_path / "small").all_points
 
 
-def test_a_loss_rises_by_the_logarithm(run: Path) -> None:
-    """One that may be below 0, of which a percent says nothing."""
-    from bayesrnn.compress import _most
+def test_where_the_test_set_chooses_it_says_so(cli: Cli, tmp_path: Path) -> None:
+    br.train(review_recipe(tmp_path), tmp_path / "run", quiet=True)
+    done = cli("compress", tmp_path / "run", "--out", tmp_path / "small", "--json")
+    assert json.loads(done.out)["figure"] == "test_rmse"
+    assert "has no validation set, so its test set chooses the step" in done.err
+    done = cli("compress", tmp_path / "run", "--step", 0.1, "--out", tmp_path / "other")
+    assert not done.err
 
+
+def test_a_loss_rises_by_the_logarithm() -> None:
+    """One that may be below 0, of which a percent says nothing."""
     assert _most("valid_nll", -0.5, 0.01) == pytest.approx(-0.5 + math.log(1.01))
     assert _most("valid_perplexity", 120.0, 0.01) == pytest.approx(121.2)
 
@@ -418,6 +461,17 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         assert "Traceback" not in done.err
         assert words in done.err.replace("\n", " "), (arguments, done.err)
     assert (full / "mine.txt").read_text() == "mine"
+    assert [path.name for path in out.iterdir()] == [".lock"]  # no run without a model
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_search(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    tried: list[tuple[float, float]] = []
+    with pytest.raises(UserError, match=r"cannot write .*; choose another --out"):
+        compress_run(run, tmp_path / "file" / "small", advance=lambda *pair: tried.append(pair))
+    assert not tried
 
 
 def test_a_folder_that_was_begun_is_taken_up_again(

@@ -2,12 +2,12 @@
 
 A posterior says how exactly a weight must be known: noise of its sigma was there in all of
 training. So means can be rounded coarsely, most of them to 0, and what is left of them are few
-different whole numbers, of which a general coder makes about a bit a weight (packing.py). This is
+different whole numbers, of which a general coder makes a bit or two a weight (packing.py). This is
 the description length of Graves (2011) as a file, at a fixed precision for all weights and with a
 code that knows nothing of the prior.
 
-One step for all weights was better than a step for each tensor, than steps in proportion to sigma
-and than rounding that counts bits (docs/compression.md).
+Neither a step for each tensor, nor steps in proportion to sigma, nor rounding that counts bits was
+better than one step for all weights (docs/compression.md).
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.errors import UserError, require
 from bayesrnn.files import expanded
-from bayesrnn.packing import coded_bytes, from_levels, to_levels
+from bayesrnn.packing import check_step, coded_bytes, from_levels, to_levels
 from bayesrnn.saving import (
     TENSORS,
     dense_bytes,
@@ -60,7 +60,6 @@ class Compressed:
 @contextmanager
 def rounded(model: Bayesian, step: float) -> Iterator[None]:
     """The model as a file coded with this step would have its means, for a while."""
-    require((0 < step < math.inf, "step", f"must be a finite number above 0, got {step}"))
     means = [block.parameters_by_name["loc"] for block in model.each_block()]
     before = [loc.detach().clone() for loc in means]
     try:
@@ -83,8 +82,10 @@ def compression_curve(
     """What `score` says of the model rounded to each of these steps, and how small it is then; the
     model is left as it was. `score` is as for `pruning_curve`; `advance` is told each point."""
     check_bayesian(model)
-    rows = []
-    for step in steps:
+    wanted, rows = list(steps), []
+    for step in wanted:
+        check_step(step)
+    for step in wanted:
         with rounded(model, step):
             error = float(score(model))
         levels = _levels(model, step)
@@ -106,8 +107,12 @@ def coarsest_step(
     By bisection: a score that wavers may hide a coarser step, but the one found was measured.
     `advance` is told each step tried, and its score."""
     check_bayesian(model)
-    largest = max(float(block.mean().detach().abs().max()) for block in model.each_block())
-    require((largest > 0, "model", "must have some weight that is not 0"))
+    sizes = [float(block.mean().detach().abs().max()) for block in model.each_block()]
+    largest = max(sizes)
+    require(
+        (all(map(math.isfinite, sizes)), "model", "must be finite, and is not: train it again"),
+        (any(sizes), "model", "must have some weight that is not 0: give a step instead"),
+    )
     errors: dict[float, float] = {}
 
     def step(place: int) -> float:  # three digits, as it is shown
@@ -123,7 +128,7 @@ def coarsest_step(
     coarse, fine = 0, PER_OCTAVE * OCTAVES
     if not fits(fine):
         raise UserError(
-            f"even steps of {step(fine):g} end at {errors[step(fine)]:.4g}, above {most:.4g}; "
+            f"even steps of {step(fine):g} end at {errors[step(fine)]:.6g}, above {most:.6g}; "
             "allow more"
         )
     while coarse < fine:
@@ -187,7 +192,8 @@ def compress_run(
 
     Without a `step` it is the coarsest at which the figure that training watched is at most
     `allow` above what it was: 0.01 for one percent. (A loss in nats may rise by log(1 + allow), as
-    the log of a perplexity would.)
+    the log of a perplexity would.) `warn` is told where the run's data have changed since its
+    training, and where the step is chosen by the test set, since there is none to validate on.
     """
     require((allow >= 0, "allow", f"must be 0 or above, got {allow}"))
     run, target = expanded(run), Run(expanded(out))
@@ -197,17 +203,23 @@ def compress_run(
     if data or step is None:
         recipe = with_data(run, recipe, data)
     name = before = after = None
-    if step is None:
-        name, score = watched_figure(run_task(run, recipe, place, data, warn))
-        before = score(model)
-        step, after = coarsest_step(model, score, _most(name, before, allow), advance)
-    with target.locked():
+    with target.locked():  # now, not after all the work
+        if step is None:
+            name, score = watched_figure(run_task(run, recipe, place, data, warn))
+            if name.startswith("test_") and warn is not None:
+                warn(
+                    f"{run} has no validation set, so its test set chooses the step; give --step "
+                    "to choose it yourself"
+                )
+            before = score(model)
+            step, after = coarsest_step(model, score, _most(name, before, allow), advance)
+        zeros = _zeros(_levels(model, step))  # which refuses a wrong step
         target.prepare(recipe, fresh=False)
         if has_vocabulary(recipe):
             load_vocabulary(run).save(target.vocabulary)
         save_own(model, target.model, mean_only=not scale, step=step)
     size, dense = (target.model / TENSORS).stat().st_size, dense_bytes(model)
-    zeros, count = _zeros(_levels(model, step)), sum(b.layout.count for b in model.each_block())
+    count = sum(block.layout.count for block in model.each_block())
     return CompressedRun(step, count, zeros, size, dense, size / dense, name, before, after)
 
 

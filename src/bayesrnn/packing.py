@@ -13,14 +13,14 @@ config.json has each one's shape, and of a coded one the step and the type of it
 
 import lzma
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bayesrnn.errors import UserError
+from bayesrnn.errors import UserError, require
 
 LEVELS = {"int8": "<i1", "int16": "<i2", "int32": "<i4"}
 """What levels may be stored as: the first that holds them all."""
@@ -127,18 +127,23 @@ def _places(device: torch.device) -> Tensor:
 # --- coded ----------------------------------------------------------------------------------------
 
 
+def check_step(step: float) -> None:
+    require((0 < step < math.inf, "step", f"must be a finite number above 0, got {step}"))
+
+
 def to_levels(loc: Tensor, step: float) -> Tensor:
     """The multiple of `step` nearest to each mean.
 
     >>> to_levels(torch.tensor([0.0, 0.26, -0.9, 0.1]), 0.25)
     tensor([ 0,  1, -4,  0])
     """
+    check_step(step)
     levels = (loc.double() / step).round()
     if not (levels.abs() <= MOST_LEVELS).all():  # nor is what is not finite
         largest = float(loc.abs().max())
         raise UserError(
             f"a step of {step:g} is too small for a weight of {largest:g}: choose "
-            f"{largest / MOST_LEVELS:.1g} or above"
+            f"{2 * largest / MOST_LEVELS:.1g} or above"
             if math.isfinite(largest)
             else "a weight that is not finite cannot be rounded: train the model again"
         )
@@ -169,13 +174,14 @@ def _encode(levels: Tensor) -> tuple[Tensor, str]:
 
 def _decoded(name: str, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Tensor]:
     """A coded weight; its stream is taken out of `tensors`."""
+    check_step(facts["step"])
     shape, key = facts["shape"], f"{name}.levels"
     levels = _decode(key, tensors.pop(key), facts["levels"], math.prod(shape)).view(shape)
     scale = tensors.get(f"{name}.scale")
     parts = {"loc": from_levels(levels, facts["step"], torch.float64)}
     if scale is None:
         return parts | ({} if levels.all() else {"keep": levels != 0})
-    if scale.shape != _by_row(parts["loc"], None).shape:
+    if scale.shape != _shape_by_row(shape):
         raise Misfit(f"{name}.scale has the shape {tuple(scale.shape)} for one of {shape}")
     parts["scale"] = scale.expand(shape)
     if f"{name}.keep" in tensors:
@@ -195,14 +201,18 @@ def _decode(key: str, stream: Tensor, kind: str, count: int) -> Tensor:
         raise Misfit(f"{key} is no stream of levels: {error}") from error
     if len(data) != size or not decoder.eof or decoder.unused_data:
         raise Misfit(f"{key} does not hold {count} levels")
-    return torch.from_numpy(np.frombuffer(data, LEVELS[kind]).astype(np.int64))
+    return torch.from_numpy(np.frombuffer(data, LEVELS[kind]).astype(kind))
 
 
 def _by_row(scale: Tensor, keep: Tensor | None) -> Tensor:
     """The root mean square of each row's scales, of those left; a vector's stay as they are."""
     if scale.dim() < 2:
         return scale
-    rows = scale.square().flatten(1)
+    rows = scale.double().square().flatten(1)  # those of half precision would be 0
     left = torch.ones_like(rows) if keep is None else keep.flatten(1).to(rows)
     mean = (rows * left).sum(dim=1) / left.sum(dim=1).clamp_min(1)
-    return mean.sqrt().view(-1, *(1,) * (scale.dim() - 1))
+    return mean.sqrt().view(_shape_by_row(scale.shape)).to(scale.dtype)
+
+
+def _shape_by_row(shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape[:1], *(1 for _ in shape[1:]))

@@ -216,7 +216,7 @@ def _check_retrainable(run: Path, recipe: Recipe, model: Bayesian) -> None:
     named = [given] if not isinstance(given, Mapping) else list(given.values())
     if model.all_points and not any(isinstance(posterior, Delta) for posterior in named):
         raise UserError(
-            f"{run} holds means alone, so it cannot be retrained; prune it with --scale"
+            f"{run} holds means alone, so it cannot be retrained; write it with --scale"
         )
 
 

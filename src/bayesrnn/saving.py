@@ -7,7 +7,6 @@ A pruned weight is stored sparsely, and one that is rounded is coded: see packin
 """
 
 import glob
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from bayesrnn.bayes import (
 )
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
-from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.errors import Invalid, UserError
 from bayesrnn.files import expanded
 from bayesrnn.models import (
     Captioner,
@@ -85,13 +84,6 @@ def save_own(
 ) -> None:
     """`save` to a folder that is known to be a model's, that of a run: even one that is damaged is
     replaced."""
-    require(
-        (
-            step is None or 0 < step < math.inf,
-            "step",
-            f"must be a finite number above 0, got {step}",
-        )
-    )
     inside = path.iterdir() if path.is_dir() else ()
     others = [p.name for p in inside if p.name not in (CONFIG, TENSORS)]
     if others:

@@ -47,7 +47,7 @@ def compress(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Round weights and code them, in about a bit each.
+    """Round weights and code them, in one or two bits each.
 
     The step is the coarsest at which the figure that training watched (the perplexity of the
     validation text, say) is no more than a percent above what it was.
