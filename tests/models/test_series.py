@@ -55,11 +55,12 @@ def test_without_a_season_it_is_the_network_it_was() -> None:
 
 def step_by_step(model: Forecaster, x: Tensor, season: int) -> Tensor:
     """What a forecaster says of every next row, one row at a time and with all rows at hand."""
+    rows = {t: x[t] for t in range(len(x))}
     zero = torch.zeros_like(x[0])
     said, state = [], None
     for t in range(len(x)):
-        ago = x[t + 1 - season] if t + 1 - season >= 0 else zero
-        hidden, state = model.rnn(torch.cat([x[t], ago], dim=-1)[None], state)
+        then, ago = (rows.get(k, zero) for k in (t - season, t + 1 - season))
+        hidden, state = model.rnn(torch.cat([x[t] - then, ago - x[t]], dim=-1)[None], state)
         change, s, gate = model.decoder(hidden[0]).split(x.shape[-1], dim=-1)
         g = 1 / (1 + (-gate).exp())
         said.append(torch.stack([(1 - g) * x[t] + g * ago + change, s], dim=-1))
@@ -68,7 +69,7 @@ def step_by_step(model: Forecaster, x: Tensor, season: int) -> Tensor:
 
 @pytest.mark.parametrize("season", SEASONS)
 @pytest.mark.parametrize("cell", ["gru", "lstm", "rnn"])
-def test_the_row_of_a_season_before_is_read_beside_the_last(cell: Any, season: int) -> None:
+def test_rows_are_read_beside_those_of_a_season_before(cell: Any, season: int) -> None:
     model = Forecaster(3, SeriesSettings(cell=cell, hidden=5, init=0.8, season=season)).double()
     x = torch.randn(12, 2, 3, dtype=torch.float64)
     output, state = model(x)
@@ -110,6 +111,18 @@ def test_with_the_gate_open_it_is_the_seasonal_naive_forecast() -> None:
     assert not mean[:2].any()
     model.decoder.bias.data[4:] = -100.0
     assert torch.equal(model(x)[0][..., 0], x)
+
+
+def test_with_a_season_the_level_is_not_read() -> None:
+    """A constant that was always there goes through to the mean, and changes nothing else."""
+    model = Forecaster(3, SeriesSettings(hidden=5, init=0.8, season=4)).double()
+    x, level = torch.randn(12, 2, 3, dtype=torch.float64), torch.tensor([5.0, 0.0, -9.0])
+    _, state = model(x[:4])
+    *own, rows = as_tensors(state)
+    below, _ = model(x[4:], as_state([*own, rows]))
+    above, _ = model(x[4:] + level, as_state([*own, rows + level]))
+    torch.testing.assert_close(above[..., 0], below[..., 0] + level)
+    torch.testing.assert_close(above[..., 1], below[..., 1])
 
 
 def test_a_state_is_taken_apart_and_put_together() -> None:

@@ -25,7 +25,7 @@ class SeriesSettings:
     """The shape of a `Forecaster`; a recipe's `[model]` table for series.
 
     `noise` is where the scale of the noise starts, in units of a column's spread. With a `season`
-    of N rows the row of one season before the predicted one is read as well; 0: it is not.
+    of N rows they are read beside those of N rows before; 0: they are not.
     """
 
     cell: Cell = "gru"
@@ -52,8 +52,10 @@ class Forecaster(nn.Module):
 
     What is learnt of the mean is the change from the row that was read last, x_t. With a `season`
     of N there is also x_t+1-N, which was there a season before the row that is predicted. The
-    layers read both, and the change is from a place between them, which a gate chooses:
+    layers read two differences and so no level, and the change is from a place between the two
+    rows, which a gate chooses:
 
+        read = x_t - x_t-N, x_t+1-N - x_t
         mean = (1 - g) x_t + g x_t+1-N + change,    g = sigmoid(...) of each column
 
     The last N rows are carried on as the last part of the state, [N, B, columns]. Rows before the
@@ -101,8 +103,8 @@ class Forecaster(nn.Module):
     def _with_season(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
         *own, before = as_tensors(state) or (x.new_zeros(self.season, *x.shape[1:]),)
         rows = torch.cat([before, x])
-        ago = rows[1 : len(x) + 1]
-        hidden, after = self.rnn(torch.cat([x, ago], dim=-1), as_state(own))
+        then, ago = rows[: len(x)], rows[1 : len(x) + 1]  # a season before x, and before what comes
+        hidden, after = self.rnn(torch.cat([x - then, ago - x], dim=-1), as_state(own))
         change, s, gate = self.decoder(hidden).chunk(3, dim=-1)
         mean = torch.lerp(x, ago, gate.sigmoid()) + change
         return torch.stack([mean, s], dim=-1), (*as_tensors(after), rows[len(x) :])
