@@ -2,6 +2,7 @@
 by steps ahead, and on a sensor that has drifted. One JSON object with every run's figures.
 
     python benchmarks/series.py --data ETTh1.csv --out runs/ett --commit HASH > ett.json
+    python benchmarks/series.py --data ETTh1.csv --out runs/none model.season=0 > none.json
 
 Runs that are there already are only measured; one that was stopped goes on.
 """
@@ -22,9 +23,12 @@ from bayesrnn.train.run import read_metrics
 from bayesrnn.train.series import SeriesTask
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+COMMAND = "python benchmarks/series.py --data ETTh1.csv --out RUNS"
 MODELS = ("plain", "variational", "brnn")
 DRAWS = 20
 HORIZON = 24
+SEASON = 24
+"""Hours: of the seasonal naive forecast, whatever the networks read."""
 DRIFT = 3.0
 """Of the drifted sensor's zero, in units of its spread."""
 DRIFTED = "OT"
@@ -43,7 +47,8 @@ def measured(run: Path, recipe: br.Recipe) -> dict[str, Any]:
     for count in counts:
         known, other = (read(model, rows, count) for rows in (values, drifted))
         found["by_draws"].append(asdict(br.evaluate_series(known, count)))
-        found["ahead"].append(asdict(br.backtest(model, values, HORIZON, samples=count)))
+        ahead = br.backtest(model, values, HORIZON, samples=count, season=SEASON)
+        found["ahead"].append(asdict(ahead))
         drift: dict[str, float] = {"samples": count}
         for part in ("aleatoric", "epistemic") if count else ("aleatoric",):
             inside, outside = (doubt(reading, part) for reading in (known, other))
@@ -85,11 +90,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the runs' folder")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--commit", default="", help="the version that is run, for the log")
+    parser.add_argument("changes", nargs="*", help="of the recipes, such as model.season=0")
     given = parser.parse_args()
     runs = {}
     for seed in map(int, given.seeds.split(",")):
         for name in MODELS:
-            recipe = br.read_recipe(RECIPES / f"ett-{name}.toml", [f"data.path={given.data}"])
+            changes = [f"data.path={given.data}", *given.changes]
+            recipe = br.read_recipe(RECIPES / f"ett-{name}.toml", changes)
             recipe = replace(recipe, train=replace(recipe.train, seed=seed))
             run = given.out / f"{name}-{seed}"
             br.train(recipe, run)
@@ -97,11 +104,16 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "command": "python benchmarks/series.py --data ETTh1.csv --out RUNS",
+                "command": " ".join([COMMAND, *given.changes]),
                 "commit": given.commit,
                 "hardware": hardware(),
                 "torch": torch.__version__,
-                "settings": {"draws": DRAWS, "horizon": HORIZON, "drift": [DRIFTED, DRIFT]},
+                "settings": {
+                    "draws": DRAWS,
+                    "horizon": HORIZON,
+                    "season": SEASON,
+                    "drift": [DRIFTED, DRIFT],
+                },
                 "runs": runs,
             },
             indent=1,

@@ -1,5 +1,6 @@
 """Draw docs/ett.svg, who overfits and how far ahead a forecast is worth something, from
-results/ett.json, which benchmarks/series.py wrote (needs matplotlib).
+results/ett.json and results/ett-no-season.json, which benchmarks/series.py wrote (needs
+matplotlib).
 
 python results/plot_series.py
 """
@@ -20,6 +21,9 @@ MODELS = {
     "variational": "variational dropout",
     "brnn": "Bayes by Backprop",
 }
+LOGS = {"ett.json": "-", "ett-no-season.json": ":"}
+"""The line of each log: networks that read what was there a day before, and those that do not."""
+PANELS = {"rmse": "RMSE of the mean", "crps": "CRPS", "coverage_90": "in the 90 % interval"}
 
 
 def seeds(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -27,31 +31,42 @@ def seeds(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    runs = json.loads((ROOT / "results" / "ett.json").read_text())["runs"]
     plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
-    for number, (name, label) in enumerate(MODELS.items()):
-        colour = f"C{number}"
-        each = seeds(runs, name)
-        curves = np.array([run["valid_nll"] for run in each])
-        epochs = np.arange(1, curves.shape[1] + 1)
-        left.plot(epochs, curves.mean(axis=0), color=colour, label=label)
-        left.fill_between(epochs, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.2)
-        ahead = [run["ahead"][-1] for run in each]
-        steps = np.arange(1, len(ahead[0]["crps"]) + 1)
-        middle.plot(steps, np.mean([one["crps"] for one in ahead], axis=0), color=colour)
-        held = np.mean([one["coverage_90"] for one in ahead], axis=0)
-        right.plot(steps, held, color=colour)
-    right.axhline(0.9, color="0.5", linestyle=":")
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")
+    left, *others = grid.flat
+    by_score = dict(zip(PANELS, others, strict=True))
+    for file, line in LOGS.items():
+        runs = json.loads((ROOT / "results" / file).read_text())["runs"]
+        for number, name in enumerate(MODELS):
+            each, look = seeds(runs, name), {"color": f"C{number}", "linestyle": line}
+            curves = np.array([run["valid_nll"] for run in each])
+            left.plot(np.arange(1, curves.shape[1] + 1), curves.mean(axis=0), **look)
+            ahead = [run["ahead"][-1] for run in each]
+            hours = np.arange(1, len(ahead[0]["rmse"]) + 1)
+            for score, axes in by_score.items():
+                axes.plot(hours, np.mean([one[score] for one in ahead], axis=0), **look)
+    day = by_score["rmse"].plot(hours, ahead[0]["seasonal"], color="black", linewidth=2)
+    by_score["coverage_90"].axhline(0.9, color="0.5", linewidth=0.8)
     left.set(
-        title="the next hour, validation", xlabel="epoch", ylabel="nats a value", ylim=(-0.1, 1)
+        title="the next hour, validation", xlabel="epoch", ylabel="nats a value", ylim=(-0.15, 0.7)
     )
-    middle.set(title="test: CRPS", xlabel="hours ahead", ylabel="in units of a column's spread")
-    right.set(title="test: in the 90 % interval", xlabel="hours ahead", ylim=(0.5, 1))
-    for axes in (left, middle, right):
+    for score, axes in by_score.items():
+        axes.set(title=f"test: {PANELS[score]}", xlabel="hours ahead", xticks=range(0, 25, 6))
+    by_score["coverage_90"].set(ylim=(0.5, 1))
+    for score in ("rmse", "crps"):
+        by_score[score].set(ylabel="in units of a column's spread")
+    for axes in grid.flat:
         axes.spines["right"].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
-    left.legend(frameon=False)
+    colours = [plt.Line2D([], [], color=f"C{number}") for number in range(len(MODELS))]
+    lines = [plt.Line2D([], [], color="0.4", linestyle=line) for line in LOGS.values()]
+    figure.legend(
+        [*colours, *lines, *day],
+        [*MODELS.values(), "with a season", "without", "the day before, once more"],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
     figure.savefig(ROOT / "docs" / "ett.svg", metadata={"Date": None})
 
 

@@ -82,6 +82,28 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     assert mean["paths"] == 500
 
 
+def test_a_run_with_a_season_is_used_like_any_other(tmp_path: Path, cli: Cli) -> None:
+    recipe = series_recipe(tmp_path, model={"season": 16}, train={"epochs": 25})
+    br.train(recipe, tmp_path / "run", quiet=True)
+    found = json.loads(cli("evaluate", tmp_path / "run", "--horizon", 20, "--json").out)
+    assert len(found["ahead"]["rmse"]) == 20
+    command = ("forecast", tmp_path / "run", "--horizon", 40, "--samples", 2, "--json")
+    code, out, err = cli(*command)
+    assert (code, err) == (0, "")
+    assert len(json.loads(out)["columns"]["heat"]["mean"]) == 40
+    assert cli(*command, "--past", 16).err == ""
+    assert cli(*command, "--past", 15).err == (
+        "note: 15 rows are read, fewer than the model's season of 16: the others count as the mean "
+        "of their column\n"
+    )
+    odd = cli(
+        "train", tmp_path / "run" / "recipe.toml", "model.season=0.5", "--out", tmp_path / "b"
+    )
+    assert odd.code == 2
+    assert odd.err.startswith("error: model.season must be ")
+    assert len(odd.err.splitlines()) == 1
+
+
 def test_missing_rows_are_told_of(tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "gaps.csv"
     lines = [f"2024-{1 + t // 28:02}-{1 + t % 28:02},{t % 7}" for t in range(84)]  # short months

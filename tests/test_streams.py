@@ -154,9 +154,10 @@ def test_streams_wait_with_a_share_of_the_kl_that_differs(
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("season", [0, 3])
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_streams_wait_for_a_series(
-    cell: Any, precision: str, monkeypatch: pytest.MonkeyPatch
+    cell: Any, season: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
     rows = torch.randn(STEPS + 1, STREAMS, 3)
@@ -165,7 +166,8 @@ def test_streams_wait_for_a_series(
         raw, after = model(batch.x, state)
         return OUTPUT.nll(raw, batch.y).sum(dim=(0, 2)), detach(after)
 
-    model = br.bayesianize(br.Forecaster(3, br.SeriesSettings(cell, hidden=7))).train()
+    settings = br.SeriesSettings(cell, hidden=7, season=season)
+    model = br.bayesianize(br.Forecaster(3, settings)).train()
     assert run(monkeypatch, model, rows[:-1], rows[1:], series, precision).found == []
 
 

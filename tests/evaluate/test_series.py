@@ -75,9 +75,10 @@ def test_draws_are_averaged_and_taken_apart() -> None:
     assert found.total == found.aleatoric + found.epistemic
 
 
-def test_the_length_of_a_cut_changes_nothing() -> None:
+@pytest.mark.parametrize("season", [0, 4, 24])
+def test_the_length_of_a_cut_changes_nothing(season: int) -> None:
     torch.manual_seed(3)
-    net = br.Forecaster(2, br.SeriesSettings(hidden=6, init=0.5))
+    net = br.Forecaster(2, br.SeriesSettings(hidden=6, init=0.5, season=season))
     model = br.bayesianize(net, br.Gaussian(0.1), br.Normal())
     values = np.random.default_rng(1).normal(size=(90, 2)).astype(np.float32)
     found = [
@@ -142,6 +143,50 @@ def test_a_draw_keeps_its_masks_along_all_its_paths() -> None:
     found = forecast(model, past, steps=6, samples=5, paths=3)
     assert found.aleatoric.max() < 1e-6
     assert found.epistemic.min() > 1e-6
+
+
+def test_along_a_path_the_season_before_is_its_own() -> None:
+    """With the gate open a row is that of a season before and noise: within the first season ahead
+    the rows before were read, from then on the path has drawn them, and its noise adds up."""
+    season, steps = 3, 8
+    net = br.Forecaster(2, br.SeriesSettings(hidden=4, noise=NOISE, season=season))
+    nn.init.zeros_(net.decoder.weight)
+    net.decoder.bias.data[4:] = 100.0
+    model = br.bayesianize(net, br.Delta(), br.Uniform())
+    past = torch.randn(10, 2, 2)
+    found = forecast(model, past, steps, samples=0, paths=20_000)
+    for step in range(steps):
+        rounds = step // season + 1
+        assert found.mean[step].sub(past[-season + step % season]).abs().max() < 0.02
+        assert found.aleatoric[step].mean().item() == pytest.approx(rounds * NOISE**2, rel=0.04)
+    noise = found.paths[:, :, season:] - found.paths[:, :, :-season]
+    assert noise.std().item() == pytest.approx(NOISE, rel=0.02)
+
+
+@pytest.mark.parametrize("masks", [br.DropoutSettings(), br.DropoutSettings(recurrent=0.4)])
+def test_a_path_reads_on_as_if_its_rows_had_come(masks: br.DropoutSettings) -> None:
+    """Past and path in one pass say of each step what the path was drawn from."""
+    settings = br.SeriesSettings("lstm", hidden=6, init=0.8, season=3)
+    model = br.bayesianize(br.Forecaster(2, settings, masks), br.Delta(), br.Uniform())
+    past = torch.randn(10, 1, 2)
+    path = forecast(model, past, steps=8, samples=0, paths=2).paths[0, :, :, 0].transpose(0, 1)
+    noise = torch.Generator().manual_seed(1)
+    model.eval()
+    with model.weights("mean"), torch.no_grad():
+        raw, _ = model(torch.cat([past.expand(-1, 2, -1), path]))
+    for step, row in enumerate(path):
+        mean, scale = br.outputs.Normal().read(raw[len(past) - 1 + step])
+        drawn = mean + scale * torch.randn(mean.shape, generator=noise)
+        torch.testing.assert_close(drawn, row, rtol=1e-4, atol=1e-5)
+
+
+def test_a_forecast_reads_a_whole_season() -> None:
+    for season, rows in ((0, 500), (24, 500), (600, 600)):
+        net = br.Forecaster(1, br.SeriesSettings(hidden=2, season=season))
+        model = br.bayesianize(net, br.Delta(), br.Uniform())
+        values = autoregressive(1300)
+        assert backtest(model, values, 1, origins=2, samples=0, paths=2).past == rows
+        assert backtest(model, values, 1, 2, past=7, samples=0, paths=2).past == 7
 
 
 def test_scores_of_paths_are_those_of_brute_force() -> None:

@@ -1,6 +1,7 @@
 """Training on series."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,22 @@ def test_it_learns_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert epochs[-1]["step"] == 40 * EPOCH
     assert epochs[-1]["train_nll"] < epochs[0]["train_nll"] - 0.5
     assert epochs[-1]["valid_rmse"] < 0.5 * epochs[0]["valid_rmse"]
+    assert_resumes(tmp_path, train=changes)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_rows_that_a_season_needs_are_kept_for_the_resumption(tmp_path: Path, cell: str) -> None:
+    """A season is longer than a step, and the run is broken off within an epoch."""
+    model, train = {"cell": cell, "season": 16}, {"epochs": 9}
+    br.train(series_recipe(tmp_path, model=model, train=train), tmp_path / "run", quiet=True)
+    assert_resumes(tmp_path, model=model, train=train)
+
+
+def assert_resumes(folder: Path, train: dict[str, Any], **changes: Any) -> None:
     for steps in (27, 0):  # broken off, and to the end
-        part = series_recipe(tmp_path, train=changes | {"max_steps": steps})
-        br.train(part, tmp_path / "parts", quiet=True)
-    whole, parts = br.load(tmp_path / "run"), br.load(tmp_path / "parts")
+        part = series_recipe(folder, train=train | {"max_steps": steps}, **changes)
+        br.train(part, folder / "parts", quiet=True)
+    whole, parts = br.load(folder / "run"), br.load(folder / "parts")
     for name, tensor in whole.state_dict().items():
         assert torch.equal(parts.state_dict()[name], tensor)
 
@@ -48,6 +61,16 @@ def test_a_run_keeps_the_numbers_it_scales_by_and_notices_other_data(tmp_path: P
         {"posterior": {"kind": "sharpened", "scale": 0.05, "eta": 0.0016}},
         {"posterior": {"kind": "delta"}, "dropout": {"input": 0.2, "recurrent": 0.2}},
         {"model": {"cell": "lstm", "layers": 2}},
+        {"model": {"cell": "lstm", "season": 16}, "train": {"precision": "bfloat16"}},
+        {
+            "model": {"season": 16},
+            "posterior": {"kind": "sharpened", "scale": 0.05, "eta": 0.0016},
+        },
+        {
+            "model": {"season": 16},
+            "posterior": {"kind": "delta"},
+            "dropout": {"input": 0.2, "recurrent": 0.2},
+        },
     ],
 )
 def test_every_method_trains_on_series(tmp_path: Path, changes: dict[str, object]) -> None:
@@ -55,6 +78,33 @@ def test_every_method_trains_on_series(tmp_path: Path, changes: dict[str, object
     outcome = br.train(recipe, tmp_path / "run", quiet=True)
     assert outcome.finished
     assert outcome.epochs[-1]["train_nll"] < outcome.epochs[0]["train_nll"]
+
+
+@pytest.mark.parametrize(
+    ("season", "train", "message"),
+    [
+        (
+            45,
+            {},
+            r"44, the rows of a stream of 'train', got 45; lower it or train\.streams",
+        ),
+        (
+            30,
+            {"valid_streams": 2},
+            r"29, the rows of a stream of 'valid', got 30; lower it or train\.valid_streams",
+        ),
+    ],
+)
+def test_a_season_that_no_stream_holds_is_refused(
+    tmp_path: Path, season: int, train: dict[str, object], message: str
+) -> None:
+    recipe = series_recipe(tmp_path, model={"season": season}, train=train)
+    with pytest.raises(
+        br.Invalid, match=f"^model\\.season must be at most {message}, or give more rows$"
+    ):
+        br.train(recipe, tmp_path / "run", quiet=True)
+    shorter = series_recipe(tmp_path, model={"season": season - 1}, train={**train, "epochs": 1})
+    assert br.train(shorter, tmp_path / "run", quiet=True).finished
 
 
 def test_the_loss_is_that_of_torch_and_each_value_counts_once(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from bayesrnn.commands.tables import print_table, show, table_of, watching
 from bayesrnn.data import SeriesData, load_rows
 from bayesrnn.data.series import digits, uneven, unscaled
 from bayesrnn.errors import UserError
-from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each
+from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each, rows_before
 from bayesrnn.evaluate.series import forecast as forecast_rows
 from bayesrnn.files import write_csv
+from bayesrnn.models import SeriesSettings
 from bayesrnn.saving import load
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
@@ -51,7 +52,14 @@ def forecast(
             min=2, help=f"Paths that each draw is followed along (default: {PATHS} over all draws)."
         ),
     ] = None,
-    past: Annotated[int, typer.Option(min=1, help="Rows read before the forecast.")] = PAST,
+    past: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Rows read before the forecast (default: {PAST}, or a season of the model's "
+            "where that has more).",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write every step's figures to this CSV file.")
     ] = None,
@@ -84,10 +92,17 @@ def forecast(
     rows = load_rows(settings)
     if len(rows) == 0:
         raise UserError(f"{settings.path} has no rows to go on from")
+    past = rows_before(model) if past is None else past
     read = uneven(rows.times[-past:])
     if read is not None:
         note(f"{settings.path}: {read}")
     began = torch.from_numpy(rows.values[-past:, None]).to(place)
+    season = recipe.model.season if isinstance(recipe.model, SeriesSettings) else 0
+    if len(began) < season:
+        note(
+            f"{len(began)} rows are read, fewer than the model's season of {season}: the others "
+            "count as the mean of their column"
+        )
     with watching() as watch:
         advance = watch("forecasting", max(samples, 1))
         found = forecast_rows(model, began, horizon, samples, paths, seed, advance)

@@ -25,11 +25,12 @@ from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.perplexity import Cut, evaluating, read_through
 from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
 from bayesrnn.models.language import as_state, as_tensors
+from bayesrnn.models.series import Forecaster
 
 OUTPUT = Normal()
 """What a forecaster's output means."""
 PAST = 500
-"""Rows that a forecast reads before it begins."""
+"""Rows that a forecast reads before it begins, unless the forecaster's season has more."""
 PATHS = 500
 """Of a forecast, over all draws: the 90 % interval of 25 would hold 83 % of what comes."""
 READ_STEPS = 512
@@ -266,6 +267,11 @@ def paths_each(samples: int, paths: int = PATHS) -> int:
     return max(2, paths // max(samples, 1))
 
 
+def rows_before(model: Bayesian) -> int:
+    """How many rows a forecast reads, unless told: PAST, or a whole season of the forecaster's."""
+    return max(PAST, model.module.season) if isinstance(model.module, Forecaster) else PAST
+
+
 @dataclass(frozen=True)
 class Backtest:
     """Forecasts from `origins` places of a series, by the number of steps ahead, in units of each
@@ -290,7 +296,7 @@ def backtest(
     values: NDArray[np.float32],
     steps: int,
     origins: int = 100,
-    past: int = PAST,
+    past: int | None = None,
     samples: int = 20,
     paths: int | None = None,
     seed: int = 1,
@@ -298,14 +304,15 @@ def backtest(
     advance: Advance | None = None,
     season: int = 1,
 ) -> Backtest:
-    """Forecast from places that are spread evenly over rows [N, C], each after as many rows of the
-    past, and compare with what came. `best_season` finds a season."""
+    """Forecast from places that are spread evenly over rows [N, C], each after `past` rows (unless
+    given, `rows_before`; no more than half of all), and compare with what came. `season` is that of
+    the seasonal naive forecast; `best_season` finds one."""
     require(
         (origins >= 1, "origins", f"must be at least 1, got {origins}"),
         (season >= 1, "season", f"must be at least 1, got {season}"),
     )
     paths = paths_each(samples) if paths is None else paths
-    past = min(past, len(values) // 2)
+    past = min(rows_before(model) if past is None else past, len(values) // 2)
     last = len(values) - steps
     if past < 1 or last < past:
         raise UserError(

@@ -13,7 +13,9 @@ from bayesrnn.models.dropout import DropoutSettings, MaskedEmbedding, MaskedRNN
 from bayesrnn.models.linear import Linear
 
 Cell = Literal["lstm", "gru", "rnn"]
-State = Tensor | tuple[Tensor, Tensor]
+State = Tensor | tuple[Tensor, ...]
+"""What a network carries from cut to cut: one tensor or several, each with the batch at dim 1, and
+all 0 where a text or series begins."""
 
 CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
@@ -144,11 +146,11 @@ def detach(state: State) -> State:
     >>> detach(torch.ones(1, requires_grad=True) * 2).requires_grad
     False
     """
-    return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()  # type: ignore[return-value]
+    return tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
 
 
 def as_tensors(state: State | None) -> tuple[Tensor, ...]:
-    """A state as a flat tuple: none, one or two tensors."""
+    """A state as a flat tuple, of no tensors where there is none."""
     if state is None:
         return ()
     return state if isinstance(state, tuple) else (state,)
@@ -156,6 +158,6 @@ def as_tensors(state: State | None) -> tuple[Tensor, ...]:
 
 def as_state(tensors: Sequence[Tensor]) -> State | None:
     """The inverse of `as_tensors`."""
-    if len(tensors) == 2:
-        return tensors[0], tensors[1]
+    if len(tensors) > 1:
+        return tuple(tensors)
     return tensors[0] if tensors else None

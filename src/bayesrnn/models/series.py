@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import DropoutSettings, MaskedRNN
-from bayesrnn.models.language import CELLS, Cell, State, open_forget_gates, start_weights
+from bayesrnn.models.language import (
+    CELLS,
+    Cell,
+    State,
+    as_state,
+    as_tensors,
+    open_forget_gates,
+    start_weights,
+)
 from bayesrnn.models.linear import Linear
 
 
@@ -16,7 +24,8 @@ from bayesrnn.models.linear import Linear
 class SeriesSettings:
     """The shape of a `Forecaster`; a recipe's `[model]` table for series.
 
-    `noise` is where the scale of the noise starts, in units of a column's spread.
+    `noise` is where the scale of the noise starts, in units of a column's spread. With a `season`
+    of N rows they are read beside those of N rows before; 0: they are not.
     """
 
     cell: Cell = "gru"
@@ -24,6 +33,7 @@ class SeriesSettings:
     layers: int = 1
     init: float = 0.1
     noise: float = 0.5
+    season: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -32,6 +42,7 @@ class SeriesSettings:
             (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
             (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
             (0 < self.noise < math.inf, "noise", f"must be a number above 0, got {self.noise}"),
+            (self.season >= 0, "season", f"must be 0 (none) or above, got {self.season}"),
         )
 
 
@@ -39,14 +50,24 @@ class Forecaster(nn.Module):
     """Rows [T, B, columns] (time first) to [T, B, columns, 2], with carried state: of each column
     of the next row its mean, and s, where softplus(s) is the scale of its noise.
 
-    What is learnt of the mean is the change from the row that was read last. Weights start uniform
-    in +-init; biases at 0, but those of an LSTM's forget gates at 1, and those of s where the noise
-    is `noise`.
+    What is learnt of the mean is the change from the row that was read last, x_t. With a `season`
+    of N there is also x_t+1-N, which was there a season before the row that is predicted. The
+    layers read two differences and so no level, and the change is from a place between the two
+    rows, which a gate chooses:
 
-    >>> model = Forecaster(columns=3, settings=SeriesSettings(hidden=5))
-    >>> output, state = model(torch.zeros(7, 2, 3))
-    >>> output.shape
-    torch.Size([7, 2, 3, 2])
+        read = x_t - x_t-N, x_t+1-N - x_t
+        mean = (1 - g) x_t + g x_t+1-N + change,    g = sigmoid(...) of each column
+
+    The last N rows are carried on as the last part of the state, [N, B, columns]. Rows before the
+    first are 0: the mean of what is scaled.
+
+    Weights start uniform in +-init; biases at 0, but those of an LSTM's forget gates at 1, and
+    those of s where the noise is `noise`.
+
+    >>> model = Forecaster(columns=3, settings=SeriesSettings(hidden=5, season=24))
+    >>> output, (h, rows) = model(torch.zeros(7, 2, 3))
+    >>> output.shape, rows.shape
+    (torch.Size([7, 2, 3, 2]), torch.Size([24, 2, 3]))
     """
 
     def __init__(
@@ -61,16 +82,29 @@ class Forecaster(nn.Module):
         masks.check_cell(chosen.cell)
         masks.check_without_words()
         require((columns >= 1, "columns", f"must be at least 1, got {columns}"))
-        plain = CELLS[chosen.cell](columns, chosen.hidden, chosen.layers)  # type: ignore[arg-type]
+        self.season = chosen.season
+        read = 2 * columns if self.season else columns
+        plain = CELLS[chosen.cell](read, chosen.hidden, chosen.layers)  # type: ignore[arg-type]
         self.rnn = MaskedRNN(plain, masks) if masks.on_layers else plain
-        self.decoder = Linear(chosen.hidden, 2 * columns)
+        self.decoder = Linear(chosen.hidden, (3 if self.season else 2) * columns)
         start_weights(self, chosen.init)
         if chosen.cell == "lstm":
             open_forget_gates(self.rnn, chosen.layers, chosen.hidden)
         with torch.no_grad():
-            self.decoder.bias[columns:] = math.log(math.expm1(chosen.noise))
+            self.decoder.bias[columns : 2 * columns] = math.log(math.expm1(chosen.noise))
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        if self.season:
+            return self._with_season(x, state)
         hidden, state = self.rnn(x, state)
         change, s = self.decoder(hidden).chunk(2, dim=-1)
         return torch.stack([x + change, s], dim=-1), state
+
+    def _with_season(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        *own, before = as_tensors(state) or (x.new_zeros(self.season, *x.shape[1:]),)
+        rows = torch.cat([before, x])
+        then, ago = rows[: len(x)], rows[1 : len(x) + 1]  # a season before x, and before what comes
+        hidden, after = self.rnn(torch.cat([x - then, ago - x], dim=-1), as_state(own))
+        change, s, gate = self.decoder(hidden).chunk(3, dim=-1)
+        mean = torch.lerp(x, ago, gate.sigmoid()) + change
+        return torch.stack([mean, s], dim=-1), (*as_tensors(after), rows[len(x) :])

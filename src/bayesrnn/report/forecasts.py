@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data.series import as_dates, digits, unscaled
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.series import PAST, Backtest, backtest, forecast, paths_each
+from bayesrnn.evaluate.series import Backtest, backtest, forecast, paths_each, rows_before
 from bayesrnn.report.choices import Choices
 from bayesrnn.train.series import SeriesTask
 
@@ -79,9 +79,17 @@ def look_ahead(
     start = len(rows) // 2
     first = max(0, start - steps)
     stop = start + steps
-    began = torch.from_numpy(rows.values[max(0, start - PAST) : start, None]).to(task.device)
+    began = rows.values[max(0, start - rows_before(model)) : start, None]
     advance = watch("forecasting", 2 * max(samples, 1))
-    found = forecast(model, began, steps, samples, paths_each(samples, FAN_PATHS), seed, advance)
+    found = forecast(
+        model,
+        torch.from_numpy(began).to(task.device),
+        steps,
+        samples,
+        paths_each(samples, FAN_PATHS),
+        seed,
+        advance,
+    )
 
     def own_unit(tensor: torch.Tensor) -> Numbers:
         return unscaled(settings, tensor[:, 0].cpu().numpy())

@@ -445,7 +445,7 @@ class Trainer:
         torch.set_rng_state(carried["rng.cpu"])
         if "rng.cuda" in carried and device.type == "cuda":
             generator_of(device).set_state(carried["rng.cuda"])
-        names = [f"state.{i}" for i in range(2) if f"state.{i}" in carried]
+        names = [f"state.{i}" for i in range(len(carried)) if f"state.{i}" in carried]
         self.state = as_state([carried[name].to(device) for name in names])
         self.step, self.epoch = facts["step"], facts["epoch"]
         self.seen = self.step

@@ -8,10 +8,13 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian
 from bayesrnn.data import Batch, SeriesData, StreamLoader, Vocabulary, load_series
 from bayesrnn.data.series import uneven
+from bayesrnn.errors import require
 from bayesrnn.evaluate.baselines import best_season
 from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, read_series
+from bayesrnn.models import SeriesSettings
 from bayesrnn.models.language import State, detach
 from bayesrnn.recipe import Recipe
+from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.streams import training_streams
 
 
@@ -35,6 +38,24 @@ class SeriesTask:
         train = recipe.train
         self.batches = training_streams(self.series.splits["train"].values, train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
+        assert isinstance(recipe.model, SeriesSettings)
+        self._check_season(recipe.model.season, train)
+
+    def _check_season(self, season: int, train: TrainSettings) -> None:
+        """Refuse one that no stream is as long as: what was a season before would never be read."""
+        for split, key, streams in (
+            ("train", "train.streams", train.streams),
+            ("valid", "train.valid_streams", train.valid_streams),
+        ):
+            rows = (len(self.series.splits[split]) - 1) // streams
+            require(
+                (
+                    season <= rows,
+                    "model.season",
+                    f"must be at most {rows}, the rows of a stream of '{split}', got {season}; "
+                    f"lower it or {key}, or give more rows",
+                )
+            )
 
     @property
     def digest(self) -> str:
