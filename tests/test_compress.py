@@ -5,6 +5,7 @@ import lzma
 import math
 import re
 import tracemalloc
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -328,6 +329,21 @@ def test_the_coarsest_step_is_found(most: float) -> None:
     )
     assert coarser.error > most
     assert_same_means(model, start)
+
+
+def test_one_bad_step_hides_no_coarser_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, places = build(), list[int]()
+    largest = max(float(loc.abs().max()) for loc, _ in model.moments().values())
+
+    def noting(model: br.Bayesian, step: float) -> AbstractContextManager[None]:
+        places.append(round(-PER_OCTAVE * math.log2(step / largest)))
+        return rounded(model, step)
+
+    monkeypatch.setattr("bayesrnn.compress.rounded", noting)
+    fitting = {17, 18, 19, *range(21, 41)}  # the bisection starts at 20, and goes to finer ones
+    step, _ = br.coarsest_step(model, lambda _: float(places[-1] not in fitting), 0.5)
+    assert round(-PER_OCTAVE * math.log2(step / largest)) == 17
+    assert len(places) == len(set(places)) <= MOST_TRIES
 
 
 def test_all_to_zero_where_anything_is_allowed() -> None:

@@ -41,7 +41,7 @@ PER_OCTAVE = 4
 """A search tries steps that are this many to a factor of two."""
 OCTAVES = 10
 """How far below the largest weight a search goes."""
-MOST_TRIES = 1 + (PER_OCTAVE * OCTAVES).bit_length()
+MOST_TRIES = 1 + (PER_OCTAVE * OCTAVES).bit_length() + PER_OCTAVE - 1
 """How many steps a search tries at the most."""
 
 
@@ -104,8 +104,9 @@ def coarsest_step(
 ) -> tuple[float, float]:
     """The coarsest step, within a fifth, at which `score` is at most this, and the score there.
 
-    By bisection: a score that wavers may hide a coarser step, but the one found was measured.
-    `advance` is told each step tried, and its score."""
+    By bisection, and then up to an octave further: scores waver a little from step to step, and one
+    that is just above hides those behind it. What is found was measured. `advance` is told each
+    step tried, and its score."""
     check_bayesian(model)
     sizes = [float(block.mean().detach().abs().max()) for block in model.each_block()]
     largest = max(sizes)
@@ -113,28 +114,30 @@ def coarsest_step(
         (all(map(math.isfinite, sizes)), "model", "must be finite, and is not: train it again"),
         (any(sizes), "model", "must have some weight that is not 0: give a step instead"),
     )
-    errors: dict[float, float] = {}
+    errors: dict[int, float] = {}
 
     def step(place: int) -> float:  # three digits, as it is shown
         return float(f"{largest * 2 ** (-place / PER_OCTAVE):.3g}")
 
     def fits(place: int) -> bool:
-        with rounded(model, step(place)):
-            error = errors[step(place)] = float(score(model))
-        if advance is not None:
-            advance(step(place), error)
-        return error <= most
+        if place not in errors:
+            with rounded(model, step(place)):
+                errors[place] = float(score(model))
+            if advance is not None:
+                advance(step(place), errors[place])
+        return errors[place] <= most
 
     coarse, fine = 0, PER_OCTAVE * OCTAVES
     if not fits(fine):
         raise UserError(
-            f"even steps of {step(fine):g} end at {errors[step(fine)]:.6g}, above {most:.6g}; "
-            "allow more"
+            f"even steps of {step(fine):g} end at {errors[fine]:.6g}, above {most:.6g}; allow more"
         )
     while coarse < fine:
         middle = (coarse + fine) // 2
         coarse, fine = (coarse, middle) if fits(middle) else (middle + 1, fine)
-    return step(fine), errors[step(fine)]
+    further = range(max(fine - PER_OCTAVE, 0), fine)  # coarsest first
+    found = next((place for place in further if fits(place)), fine)
+    return step(found), errors[found]
 
 
 def _levels(model: Bayesian, step: float) -> list[Tensor]:
