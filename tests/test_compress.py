@@ -480,6 +480,14 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
     assert [path.name for path in out.iterdir()] == [".lock"]  # no run without a model
 
 
+def test_data_that_cannot_be_read_leave_no_folder(cli: Cli, run: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    done = cli("compress", run, "--data", empty, "--out", tmp_path / "out")
+    assert "is empty or blank" in done.errors[0]
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_the_search(
     run: Path, tmp_path: Path
 ) -> None:

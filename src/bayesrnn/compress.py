@@ -205,17 +205,20 @@ def compress_run(
     recipe, model = load_recipe(run), load(run).to(place)
     if data or step is None:
         recipe = with_data(run, recipe, data)
-    name = before = after = None
+    figure = before = after = None
+    if step is None:
+        figure = watched_figure(run_task(run, recipe, place, data, warn))
+        if figure.name.startswith("test_") and warn is not None:
+            warn(
+                f"{run} has no validation set, so its test set chooses the step; give --step to "
+                "choose it yourself"
+            )
     with target.locked():  # now, not after all the work
-        if step is None:
-            name, score = watched_figure(run_task(run, recipe, place, data, warn))
-            if name.startswith("test_") and warn is not None:
-                warn(
-                    f"{run} has no validation set, so its test set chooses the step; give --step "
-                    "to choose it yourself"
-                )
-            before = score(model)
-            step, after = coarsest_step(model, score, _most(name, before, allow), advance)
+        if figure is not None:
+            before = figure.of(model)
+            most = _most(figure.name, before, allow)
+            step, after = coarsest_step(model, figure.of, most, advance)
+        assert step is not None
         zeros = _zeros(_levels(model, step))  # which refuses a wrong step
         target.prepare(recipe, fresh=False)
         if has_vocabulary(recipe):
@@ -223,6 +226,7 @@ def compress_run(
         save_own(model, target.model, mean_only=not scale, step=step)
     size, dense = (target.model / TENSORS).stat().st_size, dense_bytes(model)
     count = sum(block.layout.count for block in model.each_block())
+    name = None if figure is None else figure.name
     return CompressedRun(step, count, zeros, size, dense, size / dense, name, before, after)
 
 
