@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bayesrnn
 from bayesrnn import storage
@@ -137,6 +138,25 @@ def test_evaluate_reads_another_text_with_the_runs_vocabulary(
     assert there["tokens"] == 29  # a tenth of 300 tokens, less the first
     assert there["nll"] != here["nll"]
     assert cli("evaluate", finished, "--streams", 5).code == 0
+
+
+def test_evaluate_reads_all_of_a_text_as_one(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    """As if it were split in no way: against the same text read by hand, as one stream."""
+    other = tmp_path / "other.txt"
+    other.write_text("w1 w2 w3\nw4 w2 something\n" * 40)
+    result = cli("evaluate", finished, "--data", other, "--split", "all", "--json")
+    found = json.loads(result.out)
+    assert result.err == ""
+    vocabulary = bayesrnn.load_vocabulary(finished)
+    words = [word for line in other.read_text().splitlines() for word in (*line.split(), "<eos>")]
+    ids = torch.tensor([vocabulary.index.get(w, vocabulary.index["<unk>"]) for w in words])
+    with torch.no_grad():
+        logits, _ = bayesrnn.load(finished)(ids[:-1, None])
+    nll = torch.nn.functional.cross_entropy(logits[:, 0], ids[1:]).item()
+    assert found["tokens"] == len(ids) - 1
+    assert found["nll"] == pytest.approx(nll, rel=1e-5)
+    said = cli("evaluate", finished, "--data", other, "--json").err
+    assert f"'test' part of {other}; --split all" in said
 
 
 def test_a_tilde_is_the_home_folder(

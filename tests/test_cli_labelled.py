@@ -119,6 +119,9 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
         code, _, err = cli("evaluate", finished("ratings"), *flag)
         assert code == 2
         assert f"{flag[0]} is not for a run on reviews" in err
+    code, _, err = cli("evaluate", finished("ratings"), "--split", "all")
+    assert code == 2
+    assert "--split all is not for a run on reviews" in err
     code, _, err = cli("evaluate", finished("ratings"), "--split", "valid")
     assert (code, err.count("\n")) == (1, 1)
     assert "there is no 'valid' set, only train, test" in err

@@ -22,6 +22,7 @@ from bayesrnn.commands.options import (
     check_draws,
     check_file,
     check_flags,
+    note,
     note_data,
     note_unknown,
     recipe_of,
@@ -47,7 +48,8 @@ from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 def evaluate(
     run: RunFolder,
     split: Annotated[
-        Literal["train", "valid", "test"], typer.Option(help="Which part of the data.")
+        Literal["train", "valid", "test", "all"],
+        typer.Option(help="Which part of the data; of a text also all of it, as one."),
     ] = "test",
     weights: Annotated[
         Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
@@ -164,13 +166,15 @@ def evaluate(
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
-    check_flags(recipe, {**flags, "--season": season is not None})
+    check_flags(recipe, {**flags, "--season": season is not None, "--split all": split == "all"})
     if season is not None and horizon is None:
         raise typer.BadParameter("--season is of --horizon; give that too")
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
     note_data(run, recipe, task.digest, data)
     if isinstance(task, LanguageTask):
-        note_unknown(recipe.data.path, task.corpus.ids[split], task.vocabulary)
+        note_unknown(recipe.data.path, task.ids(split), task.vocabulary)
+        if data and split != "all" and Path(recipe.data.path).is_file():
+            note(f"this is the '{split}' part of {recipe.data.path}; --split all reads all of it")
     generator = torch.Generator(place).manual_seed(seed)
     ahead: Backtest | None = None
     with watching() as watch:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
@@ -128,8 +130,13 @@ class LanguageTask:
     ) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""
         unroll = max(1, EVALUATION_TOKENS // streams) if unroll is None else unroll
-        ids = self.corpus.ids[split]
+        ids = self.ids(split)
         return StreamLoader(ids, streams, unroll, device=self.device, name=split, key=key)
+
+    def ids(self, split: str) -> NDArray[np.int32]:
+        """The tokens of a split, or of "all" of them in the order of the text."""
+        parts = self.corpus.ids
+        return np.concatenate(list(parts.values())) if split == "all" else parts[split]
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         return language_nll(model, batch, state)
