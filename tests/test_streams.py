@@ -52,7 +52,7 @@ def step_of(
     model: Bayesian, nll: Nll, targets: int, said: list[str], precision: str, draws: int
 ) -> Step:
     settings = TrainSettings(lr=0.1, precision=precision, draws=draws)  # type: ignore[arg-type]
-    update = Update(build_optimizer(settings, model), settings.clip, CPU)
+    update = Update(build_optimizer(settings, model, 10), settings.clip, CPU)
     update.set_rate(0.1)
     update.recordable = True
     rate, update.rate = update.rate, SimpleNamespace(device=CUDA)  # type: ignore[assignment]

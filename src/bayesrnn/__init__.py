@@ -121,6 +121,7 @@ from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import load, load_vocabulary, save
 from bayesrnn.sparse import sparse_network
 from bayesrnn.train.loop import train
+from bayesrnn.train.natural import NaturalGradient
 
 __version__ = "0.1.0"
 
@@ -158,6 +159,7 @@ __all__ = [
     "Loss",
     "Mlp",
     "MlpSettings",
+    "NaturalGradient",
     "Normal",
     "NormalMixture",
     "Posterior",

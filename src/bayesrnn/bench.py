@@ -239,7 +239,7 @@ def _ours(
         where = ["embedding.weight", "rnn.*", "decoder.weight"]
         model = bayesianize(net, posterior, ScaleMixture(), where)
     settings = TrainSettings(lr=0.1, precision=precision, engine=engine)
-    optimizer = build_optimizer(settings, model)
+    optimizer = build_optimizer(settings, model, CUTS)
     update = Update(optimizer, settings.clip, batch.x.device)
     update.set_rate(settings.lr)
     objective = FreeEnergy(Epoch(batch.targets * CUTS))

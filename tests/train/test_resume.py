@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "model": {"cell": "gru"},
         "train": {"optimizer": "Adam", "lr": 0.01, "options": {}},
     },
+    "natural gradients": {"train": {"optimizer": "NaturalGradient", "options": {"momentum": 0.5}}},
     "plain": {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}},
     "tied, fitted, Fisher": {
         "model": {"embedding": 8, "tied": True},

@@ -76,7 +76,7 @@ def train(
         run.check_data(task.digest)
     model = start or build_model(recipe, build_module(recipe, task.vocabulary))
     model = model.to(device).train()
-    optimizer = build_optimizer(recipe.train, model)
+    optimizer = build_optimizer(recipe.train, model, len(task.batches))
     with run.locked():
         restored = run.prepare(recipe, fresh)
         if task.vocabulary is not None:

@@ -4,32 +4,41 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bayesrnn.errors import require
+from bayesrnn.train.natural import NaturalGradient
 
 Option = bool | int | float | tuple[float, ...]
 
-OURS = ("params", "lr", "capturable", "differentiable")
+OURS = ("params", "model", "sequences", "lr", "capturable", "differentiable")
 """Arguments of an optimiser that no option sets: given here, or of no use in a training."""
 
 
 def optimizers() -> list[str]:
-    """The names in torch.optim that can be used here: those that need no closure.
+    """The names that can be used here: those in torch.optim that need no closure, and our own.
 
-    >>> {"SGD", "Adam", "AdamW"} <= set(optimizers())
+    >>> {"SGD", "Adam", "AdamW", "NaturalGradient"} <= set(optimizers())
     True
     """
     return sorted(
-        name
-        for name, value in vars(torch.optim).items()
-        if inspect.isclass(value)
-        and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
-        and name not in ("LBFGS", "SparseAdam", "Muon")
+        [NaturalGradient.__name__]
+        + [
+            name
+            for name, value in vars(torch.optim).items()
+            if inspect.isclass(value)
+            and issubclass(value, torch.optim.Optimizer)
+            and value is not torch.optim.Optimizer
+            and name not in ("LBFGS", "SparseAdam", "Muon")
+        ]
     )
+
+
+def optimizer_class(name: str) -> Any:
+    """One of `optimizers`, which differ in what they are built from."""
+    return NaturalGradient if name == NaturalGradient.__name__ else getattr(torch.optim, name)
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,8 @@ class TrainSettings:
     `decay_after` epochs and is then multiplied by `decay` every epoch. Over the first `warm_up`
     epochs the KL's weight rises from 0 to what it should be. `clip` bounds the norm of
     all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
-    class of torch.optim, `options` its further arguments. `max_steps` 0 means no limit. After
+    class of torch.optim or "NaturalGradient", `options` its further arguments. `max_steps` 0 means
+    no limit. After
     `average_after` epochs (0: never) all that is learnt is averaged over the steps, and the average
     is what is validated and saved as the model. Posteriors that look at the data (sharpening) do so
     after `look_after` epochs only.
@@ -94,7 +104,7 @@ class TrainSettings:
 
         known = self.optimizer in optimizers()
         allowed = (
-            sorted(set(inspect.signature(getattr(torch.optim, self.optimizer)).parameters))
+            sorted(set(inspect.signature(optimizer_class(self.optimizer)).parameters))
             if known
             else []
         )

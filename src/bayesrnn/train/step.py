@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from bayesrnn.engine import Replay, compiled, second_stream
 from bayesrnn.errors import UserError
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy, Known
-from bayesrnn.train.settings import TrainSettings
+from bayesrnn.train.natural import NaturalGradient
+from bayesrnn.train.settings import TrainSettings, optimizer_class
 
 DTYPES: Mapping[str, torch.dtype | None] = {
     "float32": None,
@@ -171,7 +172,7 @@ class Step:
         if settings.engine == "eager":
             return 'train.engine is "eager"'
         if not self.update.recordable:
-            return f"torch.optim.{settings.optimizer} has no fused form, or was told not to use it"
+            return f"{settings.optimizer} has no fused form, or was told not to use it"
         if self.model.per_sequence:
             return "the Fisher estimate takes the gradient of one sequence at a time"
         if in_process_group():
@@ -277,14 +278,18 @@ def generator_of(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def build_optimizer(settings: TrainSettings, model: Bayesian) -> torch.optim.Optimizer:
-    """The torch.optim class that `settings` names, over all that is learnt."""
-    cls = getattr(torch.optim, settings.optimizer)
-    options = dict(settings.options)
+def build_optimizer(
+    settings: TrainSettings, model: Bayesian, batches: int
+) -> torch.optim.Optimizer:
+    """What `settings` names, over all that is learnt; an epoch has so many `batches`."""
+    cls = optimizer_class(settings.optimizer)
+    options: dict[str, Any] = dict(settings.options)
     on_gpu = all(p.device.type == "cuda" for p in model.parameters())
     if on_gpu and "fused" in inspect.signature(cls).parameters:
         options = {"fused": True, **options}
     try:
+        if cls is NaturalGradient:
+            return NaturalGradient(model, settings.streams * batches, settings.lr, **options)
         optimizer: torch.optim.Optimizer = cls(model.parameters(), lr=settings.lr, **options)
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise UserError(f"train.options do not suit {cls.__name__}: {error}") from error

@@ -1,0 +1,106 @@
+"""Natural gradients: every weight learns in proportion to its posterior variance, and its precision
+from the curvature that the draws show."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes.posterior import SMALLEST_SCALE, softplus_inverse
+from bayesrnn.errors import require
+
+
+class NaturalGradient(torch.optim.Optimizer):
+    """The Bayesian learning rule for Gaussian posteriors (Khan and Rue 2023; Lin et al. 2020, which
+    keeps precisions positive; with momentum it is the IVON of Shen et al. 2024, for any prior).
+
+    With F the free energy of all the data, s = 1 / sigma^2 and m the momentum of d F / d mu:
+
+        s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma
+        mu <-  mu - rate (sigma^2 / v) m
+
+    v is the mean variance that training started from, so that `lr` is on SGD's scale; r is
+    `scale_rate` times it. Where a loss is quadratic d is its curvature, plus the prior's, less s: s
+    goes to the precision of the best independent Gaussian. All else that is learnt (ordinary
+    parameters, points, fixed scales) takes SGD's step with the same momentum.
+
+    `sequences` is how many of them an epoch reads: gradients are of the loss a sequence, as
+    `FreeEnergy` gives them, and F is so many times that.
+    """
+
+    def __init__(
+        self,
+        model: Bayesian,
+        sequences: int,
+        lr: float = 1.0,
+        momentum: float = 0.9,
+        scale_rate: float = 1e-3,
+    ) -> None:
+        require(
+            (sequences >= 1, "sequences", f"must be at least 1, got {sequences}"),
+            (0 <= momentum < 1, "momentum", f"must be 0 or above, below 1, got {momentum}"),
+            (0 <= scale_rate < 1, "scale_rate", f"must be 0 or above, below 1, got {scale_rate}"),
+        )
+        self.sequences = sequences
+        groups: list[dict[str, Any]] = []
+        paired: set[Tensor] = set()
+        total = 0.0
+        count = 0
+        for block in model.each_block():
+            found = block.parameters_by_name
+            if "rho" in found:
+                groups.append({"params": [found["loc"], found["rho"]], "paired": True})
+                paired |= {found["loc"], found["rho"]}
+                scales = [scale for _, scale in block.left() if scale is not None]
+                total += sum(scale.double().square().sum().item() for scale in scales)
+                count += block.count
+        others = [p for p in model.parameters() if p not in paired]
+        if others:
+            groups.append({"params": others, "paired": False})
+        variance = total / count if count else 1.0
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "scale_rate": scale_rate,
+            "variance": variance,
+            "taken": 0,
+        }
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update from the gradients that are there."""
+        assert closure is None, "gradients are those of a draw: there is no closure to call again"
+        for group in self.param_groups:
+            group["taken"] += 1
+            if group["paired"]:
+                self._step_of_pair(group, *group["params"])
+            else:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.sub_(self._momentum(group, p), alpha=group["lr"])
+
+    def _step_of_pair(self, group: dict[str, Any], loc: Tensor, rho: Tensor) -> None:
+        if loc.grad is None or rho.grad is None:
+            return
+        sigma = torch.nn.functional.softplus(rho) + SMALLEST_SCALE
+        variance = sigma.square()
+        rate = group["lr"] / group["variance"]
+        loc.sub_(self._momentum(group, loc).mul_(variance), alpha=rate)
+        # r d / s: d sigma / d rho is a sigmoid, and 1 / s is sigma^2
+        relative = rho.grad.mul(sigma).div_(torch.sigmoid(rho))
+        relative.mul_(group["scale_rate"] * group["lr"] * self.sequences)
+        grown = torch.addcmul(relative.add(1.0), relative, relative, value=0.5)  # at least 1/2
+        sigma.mul_(grown.rsqrt_())
+        rho.copy_(softplus_inverse((sigma - SMALLEST_SCALE).clamp_min_(SMALLEST_SCALE / 10)))
+
+    def _momentum(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        """The gradients' running mean, without its bias towards the 0 it starts from."""
+        beta = group["momentum"]
+        state = self.state[p]
+        if "average" not in state:
+            state["average"] = torch.zeros_like(p)
+        state["average"].lerp_(p.grad, 1 - beta)
+        return state["average"] / (1 - beta ** group["taken"])
