@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes.layout import PIECE
 from bayesrnn.bayes.posterior import SMALLEST_SCALE, softplus_inverse
 from bayesrnn.errors import require
 
@@ -80,27 +82,32 @@ class NaturalGradient(torch.optim.Optimizer):
             else:
                 for p in group["params"]:
                     if p.grad is not None:
-                        p.sub_(self._momentum(group, p), alpha=group["lr"])
+                        average, unbias = self._average(group, p)
+                        average.lerp_(p.grad, 1 - group["momentum"])
+                        p.sub_(average, alpha=group["lr"] * unbias)
 
     def _step_of_pair(self, group: dict[str, Any], loc: Tensor, rho: Tensor) -> None:
         if loc.grad is None or rho.grad is None:
             return
-        sigma = torch.nn.functional.softplus(rho) + SMALLEST_SCALE
-        variance = sigma.square()
-        rate = group["lr"] / group["variance"]
-        loc.sub_(self._momentum(group, loc).mul_(variance), alpha=rate)
-        # r d / s: d sigma / d rho is a sigmoid, and 1 / s is sigma^2
-        relative = rho.grad.mul(sigma).div_(torch.sigmoid(rho))
-        relative.mul_(group["scale_rate"] * group["lr"] * self.sequences)
-        grown = torch.addcmul(relative.add(1.0), relative, relative, value=0.5)  # at least 1/2
-        sigma.mul_(grown.rsqrt_())
-        rho.copy_(softplus_inverse((sigma - SMALLEST_SCALE).clamp_min_(SMALLEST_SCALE / 10)))
+        average, unbias = self._average(group, loc)
+        rate = group["lr"] / group["variance"] * unbias
+        scale_rate = group["scale_rate"] * group["lr"] * self.sequences
+        size = PIECE if loc.device.type == "cpu" else max(len(loc), 1)
+        flat = (loc, rho, average, loc.grad, rho.grad)
+        for m, r, a, d_loc, d_rho in zip(*(tensor.split(size) for tensor in flat), strict=True):
+            sigma = softplus(r).add_(SMALLEST_SCALE)
+            a.lerp_(d_loc, 1 - group["momentum"])
+            m.addcmul_(a, sigma.square(), value=-rate)
+            # r d / s: d sigma / d rho is a sigmoid, and 1 / s is sigma^2
+            change = d_rho.mul(sigma).mul_(scale_rate).div_(r.sigmoid())
+            grown = torch.addcmul(change + 1.0, change, change, value=0.5)  # of s; at least 1/2
+            sigma.mul_(grown.rsqrt_()).sub_(SMALLEST_SCALE)
+            r.copy_(softplus_inverse(sigma.clamp_min_(SMALLEST_SCALE / 10)))
 
-    def _momentum(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        """The gradients' running mean, without its bias towards the 0 it starts from."""
-        beta = group["momentum"]
+    def _average(self, group: dict[str, Any], p: Tensor) -> tuple[Tensor, float]:
+        """The gradients' running mean so far, and what takes away the bias towards the 0 that it
+        starts from."""
         state = self.state[p]
         if "average" not in state:
             state["average"] = torch.zeros_like(p)
-        state["average"].lerp_(p.grad, 1 - beta)
-        return state["average"] / (1 - beta ** group["taken"])
+        return state["average"], 1 / (1 - group["momentum"] ** group["taken"])
