@@ -43,7 +43,7 @@ def losses(recipe: Recipe, engine: str, precision: str) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
     task = build_task(recipe, device)
     model = build_model(recipe, build_module(recipe, task.vocabulary)).to(device).train()
-    optimizer = build_optimizer(settings, model)
+    optimizer = build_optimizer(settings, model, len(task.batches))
     said: list[str] = []
     objective = FreeEnergy(task.batches, recipe.bayes.kl)
     looks_from = STEPS // 2 if settings.look_after else 0

@@ -344,7 +344,8 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
         assert told.code == 0
         [line] = told.err.splitlines()
         assert line.startswith(f"note: {text} is not what {run} was trained with")
-        assert cli(*words, "--data", text).err == ""
+        meant = ["--split", "all"] if words[0] == "evaluate" else []
+        assert cli(*words, *meant, "--data", text).err == ""
     again = ["prune", run, "--fraction", 0.5, "--retrain", 1, "--quiet", "--out"]
     told = cli(*again, tmp_path / "small")
     assert told.code == 0
@@ -896,7 +897,8 @@ def test_a_run_whose_text_is_gone_says_which_flag_helps(
 def test_a_text_of_which_little_is_known_is_noted(cli: Cli, finished: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("date,flow\n" + "".join(f"2024-01-{i:02},{i}\n" for i in range(200)))
-    for words in (["evaluate", finished, "--data"], ["uncertainty", finished, "--text"]):
+    every = ["evaluate", finished, "--split", "all", "--data"]
+    for words in (every, ["uncertainty", finished, "--text"]):
         told = cli(*words, other)
         assert told.code == 0
         [line] = told.err.splitlines()

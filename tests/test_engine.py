@@ -392,7 +392,9 @@ def test_where_the_fast_way_fails_the_step_is_taken_the_ordinary_way(tmp_path: P
         torch.manual_seed(1)
         task = LanguageTask(recipe, torch.device("cpu"))
         model = build_model(recipe, build_module(recipe, task.corpus.vocabulary))
-        update = Update(build_optimizer(recipe.train, model), 5.0, torch.device("cpu"))
+        update = Update(
+            build_optimizer(recipe.train, model, len(task.batches)), 5.0, torch.device("cpu")
+        )
         update.set_rate(0.1)
         objective, said = br.FreeEnergy(task.batches), []
         step = Step(model, task.nll, objective, update, recipe.train, said.append)

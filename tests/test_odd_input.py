@@ -76,7 +76,15 @@ def test_a_number_of_thousands_of_digits_is_one_line(tmp_path: Path) -> None:
 def test_options_that_torch_refuses_in_whatever_way_are_one_line(options: dict[str, Any]) -> None:
     settings = TrainSettings(optimizer="Adam", options=options)
     with pytest.raises(UserError, match=r"train\.options do not suit Adam"):
-        build_optimizer(settings, bayesianize(nn.Linear(2, 2), Gaussian(), Normal()))
+        build_optimizer(settings, bayesianize(nn.Linear(2, 2), Gaussian(), Normal()), 10)
+
+
+def test_options_that_natural_gradients_refuse_are_one_line() -> None:
+    settings = TrainSettings(optimizer="NaturalGradient", options={"momentum": 2.0})
+    with pytest.raises(
+        UserError, match=r"train\.options do not suit NaturalGradient: momentum must"
+    ):
+        build_optimizer(settings, bayesianize(nn.Linear(2, 2), Gaussian(), Normal()), 10)
 
 
 def test_too_little_memory_is_one_line(cli: Cli, tmp_path: Path) -> None:

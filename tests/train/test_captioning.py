@@ -137,7 +137,7 @@ def test_a_share_in_a_tensor_gives_the_same_step(tmp_path: Path) -> None:
         for as_tensor in (False, True):
             task, model = build(recipe)
             model.train()
-            update = Update(build_optimizer(recipe.train, model), 5.0, CPU)
+            update = Update(build_optimizer(recipe.train, model, len(task.batches)), 5.0, CPU)
             update.set_rate(0.1)
             objective = br.FreeEnergy(task.batches)
             step = Step(model, task.nll, objective, update, recipe.train, print)
@@ -157,7 +157,7 @@ def test_a_recorded_step_reads_its_share_anew(tmp_path: Path) -> None:
     """Two batches of one shape: the recording is of the first, the share of the second's words."""
     recipe = caption_recipe(tmp_path)
     task, model = build(recipe)
-    update = Update(build_optimizer(recipe.train, model), 5.0, CPU)
+    update = Update(build_optimizer(recipe.train, model, len(task.batches)), 5.0, CPU)
     update.set_rate(0.0)
     objective = br.FreeEnergy(task.batches)
     step = Step(model.train(), task.nll, objective, update, recipe.train, print)

@@ -126,7 +126,7 @@ def test_a_step_without_a_state_goes_through_the_recording(tmp_path: Path) -> No
 
     task = build_task(recipe, cpu)
     model = build_model(recipe, build_module(recipe, task.vocabulary))
-    update = Update(build_optimizer(recipe.train, model), 5.0, cpu)
+    update = Update(build_optimizer(recipe.train, model, len(task.batches)), 5.0, cpu)
     objective = FreeEnergy(task.batches)
     step = Step(model, task.nll, objective, update, recipe.train, lambda text: None)
     step._replay = Watched(lambda x, y: (), cpu)

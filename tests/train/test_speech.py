@@ -157,7 +157,9 @@ def build(recipe: Recipe) -> tuple[SpeechTask, Bayesian]:
 def step_of(
     recipe: Recipe, task: SpeechTask, model: Bayesian, nll: Callable[..., Any], device: torch.device
 ) -> Step:
-    update = Update(build_optimizer(recipe.train, model), recipe.train.clip, device)
+    update = Update(
+        build_optimizer(recipe.train, model, len(task.batches)), recipe.train.clip, device
+    )
     update.set_rate(recipe.train.lr)
     return Step(model, nll, FreeEnergy(task.batches), update, recipe.train, lambda said: None)
 
