@@ -642,7 +642,7 @@ def test_an_error_of_the_system_is_still_one_line(
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "some/file")
 
-    monkeypatch.setattr("bayesrnn.commands.evaluate.load", fails)
+    monkeypatch.setattr("bayesrnn.commands.options.load", fails)
     result = cli("evaluate", finished)
     assert (result.code, result.errors) == (1, ["some/file: Input/output error"])
 

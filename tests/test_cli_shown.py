@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     os.mkfifo(tmp_path / f"pipe{ending}")
     (tmp_path / f"link{ending}").symlink_to(tmp_path / f"pipe{ending}")
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")
-    work = "examine" if command is report_command else "load"
+    work = "examine" if command is report_command else "load_runs"
     monkeypatch.setattr(command, work, lambda *given: pytest.fail("it was begun"))
     name = command.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
     path = tmp_path / target.format(ending)

@@ -11,6 +11,7 @@ from bayesrnn import starting as starting  # before the imports that take long
 from bayesrnn.bayes import (
     Bayesian,
     Delta,
+    Ensemble,
     Gaussian,
     Laplace,
     Normal,
@@ -141,6 +142,7 @@ __all__ = [
     "Dead",
     "Decoding",
     "Delta",
+    "Ensemble",
     "Description",
     "DropoutSettings",
     "DynamicEvaluation",

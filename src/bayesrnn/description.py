@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bayesrnn.bayes import Bayesian
-from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.evaluate.draws import evaluating
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def complexity(model: Bayesian, generator: torch.Generator | None = None) -> flo
     is undefined."""
     if not model.has_description_length:
         return None
+    check_bayesian(model)
     with evaluating(model), model.weights("sample"):  # the draw is one that has not looked at data
         model.resample(generator=generator)
         return model.kl().item()

@@ -10,7 +10,7 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn.bayes import Bayesian
 from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
-from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.reader import Reader, draw_seeds
 from bayesrnn.models import Captioner, CaptionerSettings
 

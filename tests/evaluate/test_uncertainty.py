@@ -240,7 +240,7 @@ def test_what_was_there_before_is_there_afterwards(text: NDArray[np.int32]) -> N
     state = torch.get_rng_state()
     told: list[int] = []
     text_uncertainty(model, stream, (0, 3), advance=told.append)
-    assert sum(told) == reading_cost(stream.targets, (0, 3)) == 4 * stream.targets
+    assert sum(told) == reading_cost(model, stream.targets, (0, 3)) == 4 * stream.targets
     assert model.training
     assert stream.position == 2
     assert torch.equal(torch.get_rng_state(), state)
@@ -370,7 +370,7 @@ def figures_of(total: Tensor, epistemic: Tensor, samples: int = 2) -> TextUncert
     empty = torch.zeros(len(total))
     named = {field.name: empty for field in dataclasses.fields(TextUncertainty)}
     return TextUncertainty(
-        **{**named, "samples": samples, "total": total, "epistemic": epistemic}  # type: ignore[arg-type]
+        **{**named, "samples": samples, "total": total, "epistemic": epistemic, "members": 1}  # type: ignore[arg-type]
     )
 
 

@@ -3,6 +3,7 @@
 from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
 from bayesrnn.bayes.cost import weight_bits
+from bayesrnn.bayes.ensemble import Ensemble, Network, members_of
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
 from bayesrnn.bayes.sharpening import Sharpened, sharpen
@@ -10,8 +11,10 @@ from bayesrnn.bayes.sharpening import Sharpened, sharpen
 __all__ = [
     "Bayesian",
     "Delta",
+    "Ensemble",
     "Gaussian",
     "Laplace",
+    "Network",
     "Normal",
     "Posterior",
     "Prior",
@@ -21,6 +24,7 @@ __all__ = [
     "bayesianize",
     "check_bayesian",
     "default_input_axis",
+    "members_of",
     "sharpen",
     "weight_bits",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.evaluate.caption_scores import can_score, check_meteor, score_captions
 from bayesrnn.evaluate.captioned import (
     CaptionFile,
@@ -16,6 +16,7 @@ from bayesrnn.evaluate.captioned import (
 )
 from bayesrnn.evaluate.captions import evaluate_captions
 from bayesrnn.evaluate.decoding import Decoding
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.train.captioning import CaptionTask
 
@@ -24,7 +25,7 @@ UNSCORED = ("bleu1", "bleu2", "bleu3", "bleu4", "cider", "rouge_l")
 
 
 def evaluate_run(
-    model: Bayesian,
+    model: Network,
     task: CaptionTask,
     split: str,
     samples: int,
@@ -38,7 +39,7 @@ def evaluate_run(
     check_meteor(meteor)
     loader = task.captions(split)
     generator = torch.Generator(task.device).manual_seed(seed)
-    advance = watch(f"reading {split}", loader.targets * max(samples, 1))
+    advance = watch(f"reading {split}", loader.targets * len(each_draw(model, samples)))
     found = evaluate_captions(model, loader, task.vectors, samples, generator, advance)
     captions = own_captions(model, task, split, samples, samples or 10, beam, seed, watch)
     if predictions is not None:
@@ -58,7 +59,7 @@ def evaluate_run(
 
 
 def uncertainty_of_run(
-    model: Bayesian, task: CaptionTask, split: str, samples: int, seed: int, watch: Watch
+    model: Network, task: CaptionTask, split: str, samples: int, seed: int, watch: Watch
 ) -> dict[str, Any]:
     """By `samples` draws, of the captions that the mean gives: uncertainty a word, whether it ranks
     bad captions, and whether what does not fit raises it."""
@@ -81,7 +82,7 @@ def uncertainty_of_run(
 
 
 def own_captions(
-    model: Bayesian,
+    model: Network,
     task: CaptionTask,
     split: str,
     samples: int,

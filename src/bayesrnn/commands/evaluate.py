@@ -8,24 +8,26 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.commands.captions import evaluate_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
     Device,
     DrawSeed,
-    RunFolder,
+    RunFolders,
     Season,
     SpeechDecoding,
     Weights,
     check_draws,
     check_file,
     check_flags,
+    load_runs,
+    names_of,
     note,
     note_data,
     note_unknown,
-    recipe_of,
+    only_run,
 )
 from bayesrnn.commands.series import series_ahead, series_scores
 from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
@@ -33,10 +35,11 @@ from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text
 from bayesrnn.description import complexity, describe
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import Backtest
 from bayesrnn.evaluate.sharpened import LOOK_AT
-from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.saving import has_vocabulary, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
@@ -46,7 +49,7 @@ from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
 
 def evaluate(
-    run: RunFolder,
+    runs: RunFolders,
     split: Annotated[
         Literal["train", "valid", "test", "all"],
         typer.Option(help="Which part of the data; of a text also all of it, as one."),
@@ -150,6 +153,8 @@ def evaluate(
     bayesrnn evaluate runs/reviews --samples 50 --predictions reviews.csv
 
     bayesrnn evaluate runs/ett --samples 20 --horizon 24
+
+    bayesrnn evaluate runs/ptb-1 runs/ptb-2 runs/ptb-3
     """
     _check(
         weights, samples, streams, sharpened, look, look_at, looks, dynamic, segment, by_variance
@@ -160,12 +165,16 @@ def evaluate(
     count = (samples or 10) if drawn else 0
     check_file(predictions)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
+    model, own = load_runs(runs, place)
+    run, recipe = runs[0], with_data(runs[0], own, data)
     if drawn:
         check_draws(run, model, "--samples and --weights sample")
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
+    for flag in ("--sharpened", "--dynamic"):
+        if flags[flag]:
+            only_run(runs, flag)
     check_flags(recipe, {**flags, "--season": season is not None, "--split all": split == "all"})
     if season is not None and horizon is None:
         raise typer.BadParameter("--season is of --horizon; give that too")
@@ -189,23 +198,26 @@ def evaluate(
             if horizon is not None:
                 ahead = series_ahead(model, task, split, horizon, season, count, seed, watch)
         elif sharpened:
+            assert isinstance(model, Bayesian)
             assert rate != "search"
             of_looks = (drawn, width, look_at or LOOK_AT, looks, samples or 1)
             scores = sharpened_bound(
                 model, task, split, *of_looks, rate or 0.0, by_variance, seed, watch
             )
         elif rate is not None:
+            assert isinstance(model, Bayesian)
             unroll = segment or recipe.train.unroll
             scores = dynamic_text(model, task, split, streams, unroll, rate, by_variance, watch)
         else:
             scores = text(model, task, split, count, generator, streams, watch)
     tried, columns = scores.pop("search", None), scores.pop("columns", None)
-    figures: dict[str, Any] = {"run": str(run), "split": split}
+    figures: dict[str, Any] = {**names_of(runs, as_json), "split": split}
     if sharpened:
         figures |= scores
     else:
-        described = _description(model, task, split, scores.get("expected_nll"), generator)
-        figures |= {"weights": "sample" if count else "mean", **scores, **described}
+        figures |= {"weights": "sample" if count else "mean", **scores}
+    if isinstance(model, Bayesian) and not sharpened:
+        figures |= _description(model, task, split, scores.get("expected_nll"), generator)
     if as_json:
         figures |= {} if tried is None else {"search": tried}
         figures |= {} if columns is None else {"columns": columns}
@@ -271,7 +283,7 @@ def _unasked(figures: Mapping[str, Any], sharpened: bool) -> set[str]:
     unasked: set[str] = set()
     if figures.get("expected_nll") is None:
         unasked |= {"expected_nll", "expected_perplexity"}
-    if figures["error_nats"] is None:
+    if figures.get("error_nats") is None:
         unasked |= {"error_nats", "error_bits", "total_nats", "total_bits"}
         unasked |= {"uniform_bits", "ratio"}
     return unasked
@@ -294,7 +306,7 @@ def _description(
 
 
 def _speech(
-    model: Bayesian,
+    model: Network,
     task: SpeechTask,
     split: str,
     count: int,
@@ -304,13 +316,13 @@ def _speech(
 ) -> dict[str, Any]:
     """The scores of utterances."""
     loader = task.utterances(split)
-    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    advance = watch(f"reading {split}", loader.targets * len(each_draw(model, count)))
     found = evaluate_speech(model, loader, decoder(decoding), count, generator, advance)
     return {"decoding": decoding, **asdict(found)}
 
 
 def _labelled(
-    model: Bayesian,
+    model: Network,
     task: LabelledTask,
     split: str,
     count: int,
@@ -320,7 +332,7 @@ def _labelled(
 ) -> dict[str, Any]:
     """The scores of images or reviews; each one's prediction into a file, where one is given."""
     examples = task.examples(split)
-    advance = watch(f"reading {split}", examples.targets * max(count, 1))
+    advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
     found, prediction = evaluate_labelled(model, examples, task.output, count, generator, advance)
     if predictions is not None:
         write_predictions(predictions, task.data.splits[split], prediction, found.mixture)

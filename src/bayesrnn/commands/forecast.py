@@ -11,21 +11,22 @@ from bayesrnn.commands.options import (
     Data,
     Device,
     DrawSeed,
-    RunFolder,
+    RunFolders,
     check_draws,
     check_file,
+    load_runs,
+    names_of,
     note,
-    recipe_of,
 )
 from bayesrnn.commands.tables import print_table, show, table_of, watching
 from bayesrnn.data import SeriesData, load_rows
 from bayesrnn.data.series import digits, uneven, unscaled
 from bayesrnn.errors import UserError
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each, rows_before
 from bayesrnn.evaluate.series import forecast as forecast_rows
 from bayesrnn.files import write_csv
 from bayesrnn.models import SeriesSettings
-from bayesrnn.saving import load
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
 
@@ -36,7 +37,7 @@ SHOWN_STEPS = 4
 
 
 def forecast(
-    run: RunFolder,
+    runs: RunFolders,
     horizon: Annotated[int, typer.Option(min=1, help="How many rows to forecast.")] = 24,
     samples: Annotated[
         int | None,
@@ -80,7 +81,8 @@ def forecast(
     """
     check_file(out)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), with_data(run, recipe_of(run), data)
+    model, own = load_runs(runs, place)
+    run, recipe = runs[0], with_data(runs[0], own, data)
     settings = recipe.data
     if not isinstance(settings, SeriesData):
         raise UserError(f"{run} is a run on {settings.kind}; only one on series can forecast")
@@ -88,7 +90,7 @@ def forecast(
         samples = 20 if model.draws_differ else 0
     elif samples > 0:
         check_draws(run, model, "--samples, or give --samples 0")
-    paths = paths_each(samples) if paths is None else paths
+    paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
     rows = load_rows(settings)
     if len(rows) == 0:
         raise UserError(f"{settings.path} has no rows to go on from")
@@ -104,13 +106,13 @@ def forecast(
             "count as the mean of their column"
         )
     with watching() as watch:
-        advance = watch("forecasting", max(samples, 1))
+        advance = watch("forecasting", len(each_draw(model, samples)))
         found = forecast_rows(model, began, horizon, samples, paths, seed, advance)
     columns = _by_column(found, settings)
     if out is not None:
         write_csv(out, _lines(columns, digits(settings, 7), horizon))
     last = unscaled(settings, rows.values[-1]).tolist()
-    figures = {"run": str(run), "after": rows.times[-1], "rows_read": len(began)}
+    figures = {**names_of(runs, as_json), "after": rows.times[-1], "rows_read": len(began)}
     figures |= {"horizon": horizon, "samples": samples, "paths": paths}
     if as_json:
         show({**figures, "columns": columns}, "", True)

@@ -3,14 +3,16 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 import typer
 from numpy.typing import NDArray
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Ensemble, Network
 from bayesrnn.data import (
     CaptionData,
     ImageData,
@@ -25,10 +27,17 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
 from bayesrnn.recipe import Recipe
-from bayesrnn.saving import load_recipe
+from bayesrnn.saving import has_vocabulary, load, load_recipe, load_vocabulary
 from bayesrnn.train.run import Run, changed_data, epochs_missing
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="A run's folder, as `train --out` made it; several are read as an ensemble.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -94,6 +103,43 @@ def recipe_of(run: Path) -> Recipe:
     return recipe
 
 
+def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Recipe]:
+    """The model and the recipe of a run; of several an ensemble, and the first one's recipe."""
+    first = runs[0]
+    members, recipe = [load(first)], recipe_of(first)
+    for run in runs[1:]:
+        members.append(load(run))
+        own = recipe_of(run)
+        if own.data != replace(recipe.data, path=own.data.path):
+            raise UserError(
+                f"{run} reads its data in another way than {first} ([data] in their recipe.toml), "
+                "and cannot be in one ensemble with it; give runs that differ in other settings"
+            )
+        if has_vocabulary(recipe) and load_vocabulary(run) != load_vocabulary(first):
+            raise UserError(
+                f"{run} has another vocabulary than {first}, and cannot be in one ensemble with "
+                "it; give runs that were trained on the same data"
+            )
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError("an ensemble is of several runs, and one is given twice; give each once")
+    model = Ensemble(members) if len(members) > 1 else members[0]
+    return model.to(device), recipe
+
+
+def only_run(runs: Sequence[Path], flag: str) -> Path:
+    """The one run that this flag is for."""
+    if len(runs) > 1:
+        raise typer.BadParameter(f"{flag} is of one run, and {len(runs)} are given")
+    return runs[0]
+
+
+def names_of(runs: Sequence[Path], as_json: bool) -> dict[str, Any]:
+    """What the figures are of, to stand before them."""
+    if len(runs) == 1:
+        return {"run": str(runs[0])}
+    return {"runs": [str(run) for run in runs] if as_json else ", ".join(map(str, runs))}
+
+
 def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
     """Say where a run's data (of this digest) have changed since its training; `data` that were
     given instead are meant to be others."""
@@ -119,7 +165,7 @@ def note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def check_draws(run: Path, model: Bayesian, flags: str) -> None:
+def check_draws(run: Path, model: Network, flags: str) -> None:
     """Draws are asked for, by these flags: refused where each would be the same."""
     if not model.draws_differ:
         raise UserError(

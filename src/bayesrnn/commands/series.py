@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import (
     Backtest,
@@ -19,7 +20,7 @@ from bayesrnn.train.series import SeriesTask
 
 
 def series_scores(
-    model: Bayesian,
+    model: Network,
     task: SeriesTask,
     split: str,
     count: int,
@@ -29,7 +30,7 @@ def series_scores(
 ) -> dict[str, Any]:
     """The scores of the next row, by the mean or over `count` draws; and each column's."""
     loader = task.stream(split, streams)
-    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    advance = watch(f"reading {split}", loader.targets * len(each_draw(model, count)))
     reading = read_series(model, loader, count, generator, advance)
     found = asdict(evaluate_series(reading, count))
     columns = scores_by_column(reading, task.series.settings)
@@ -37,7 +38,7 @@ def series_scores(
 
 
 def series_ahead(
-    model: Bayesian,
+    model: Network,
     task: SeriesTask,
     split: str,
     horizon: int,
@@ -54,13 +55,13 @@ def series_ahead(
         samples=count,
         seed=seed,
         device=task.device,
-        advance=watch("forecasting", max(count, 1)),
+        advance=watch("forecasting", len(each_draw(model, count))),
         season=season or task.season(split, horizon),
     )
 
 
 def series_uncertainty(
-    model: Bayesian,
+    model: Network,
     task: SeriesTask,
     split: str,
     counts: Sequence[int],
@@ -72,7 +73,7 @@ def series_uncertainty(
     by_draws = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
-        advance = watch(f"reading {split}", loader.targets * max(count, 1))
+        advance = watch(f"reading {split}", loader.targets * len(each_draw(model, count)))
         found = asdict(
             evaluate_series(read_series(model, loader, count, generator, advance), count)
         )

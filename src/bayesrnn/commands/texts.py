@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 import typer
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import dynamic_evaluate, evaluate_text, search_rate
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.sharpened import WIDTHS, evaluate_sharpened, looking, search_look
@@ -21,7 +22,7 @@ OrSearch = float | Literal["search"]
 
 
 def text(
-    model: Bayesian,
+    model: Network,
     task: LanguageTask,
     split: str,
     count: int,
@@ -31,7 +32,7 @@ def text(
 ) -> dict[str, Any]:
     """The perplexity of a text, at the mean or over `count` draws."""
     loader = task.stream(split, streams)
-    advance = watch(f"reading {split}", loader.targets * max(count, 1))
+    advance = watch(f"reading {split}", loader.targets * len(each_draw(model, count)))
     return {"streams": streams, **asdict(evaluate_text(model, loader, count, generator, advance))}
 
 

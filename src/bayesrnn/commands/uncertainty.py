@@ -10,21 +10,22 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.commands.captions import uncertainty_of_run
 from bayesrnn.commands.options import (
     AsJson,
     Data,
     Device,
     DrawSeed,
-    RunFolder,
+    RunFolders,
     check_draws,
     check_file,
     check_flags,
     draw_counts,
+    load_runs,
+    names_of,
     note_data,
     note_unknown,
-    recipe_of,
 )
 from bayesrnn.commands.series import series_uncertainty
 from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
@@ -52,10 +53,11 @@ from bayesrnn.evaluate import (
     write_tokens,
 )
 from bayesrnn.evaluate.calibration import BINS
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
-from bayesrnn.saving import has_vocabulary, load, load_vocabulary
+from bayesrnn.saving import has_vocabulary, load_vocabulary
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
@@ -64,7 +66,7 @@ from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask
 
 
 def uncertainty(
-    run: RunFolder,
+    runs: RunFolders,
     samples: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +110,8 @@ def uncertainty(
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
     bayesrnn uncertainty runs/ptb --text letter.txt --out letter.csv
+
+    bayesrnn uncertainty runs/ptb-1 runs/ptb-2 runs/ptb-3 --samples 0
     """
     counts = draw_counts("10" if samples is None else samples)
     for flag, used in (("--split", split is not None), ("--data", data != "")):
@@ -120,7 +124,8 @@ def uncertainty(
         raise typer.BadParameter(f"--out must end in .csv or .json, got {str(out)!r}")
     check_file(out)
     place = choose_device(device, "--device")
-    model, recipe = load(run).to(place), recipe_of(run)
+    model, recipe = load_runs(runs, place)
+    run = runs[0]
     if samples is None and not model.draws_differ:
         counts = [0]
     elif max(counts) > 0:
@@ -169,7 +174,7 @@ def uncertainty(
             examples = LabelledTask(recipe, place, vocabulary)
             note_data(run, recipe, examples.digest, data)
             found = _labelled(run, model, examples, part, counts, bins, seed, watch)
-    _show(run, found, window or WINDOW, as_json)
+    _show(runs, found, window or WINDOW, as_json)
 
 
 class Found(NamedTuple):
@@ -184,8 +189,8 @@ class Found(NamedTuple):
     tokens: Sequence[TextUncertainty] = ()
 
 
-def _show(run: Path, found: Found, window: int, as_json: bool) -> None:
-    figures = {"run": str(run), **found.figures}
+def _show(runs: Sequence[Path], found: Found, window: int, as_json: bool) -> None:
+    figures = {**names_of(runs, as_json), **found.figures}
     if as_json:
         more = {} if found.detection is None else {"detection": found.detection}
         show({**figures, "by_draws": found.by_draws, **more}, found.what, True)
@@ -227,7 +232,7 @@ def _texts(
 
 
 def _text(
-    model: Bayesian,
+    model: Network,
     loaders: Mapping[str, StreamLoader],
     counts: Sequence[int],
     bins: int,
@@ -245,7 +250,7 @@ def _text(
                 raise UserError(f"text {loader.name}: {error} by --window") from error
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
-        advance = watch(f"reading {which}", reading_cost(loader.targets, counts))
+        advance = watch(f"reading {which}", reading_cost(model, loader.targets, counts))
         found[which] = text_uncertainty(model, loader, counts, seed, advance=advance)
     here = found.pop("text")
     by_draws = [
@@ -268,7 +273,7 @@ def _text(
 
 
 def _captions(
-    model: Bayesian, task: CaptionTask, split: str, counts: Sequence[int], seed: int, watch: Watch
+    model: Network, task: CaptionTask, split: str, counts: Sequence[int], seed: int, watch: Watch
 ) -> Found:
     """`uncertainty` of captions."""
     by_draws = [uncertainty_of_run(model, task, split, count, seed, watch) for count in counts]
@@ -278,7 +283,7 @@ def _captions(
 
 def _labelled(
     run: Path,
-    model: Bayesian,
+    model: Network,
     task: LabelledTask,
     split: str,
     counts: Sequence[int],
@@ -295,7 +300,7 @@ def _labelled(
     by_draws: list[dict[str, Any]] = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
-        advance = watch(f"reading {split}", examples.targets * max(count, 1))
+        advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
         result, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
         by_draws.append(labelled_uncertainty(result, found, targets, bins))
     figures = {"split": split, "examples": examples.targets}

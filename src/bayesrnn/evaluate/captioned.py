@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.data.padded import CaptionLoader
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError
@@ -94,7 +94,7 @@ class CaptionFile:
 
 
 def caption_pictures(
-    model: Bayesian,
+    model: Network,
     vectors: Tensor,
     names: Sequence[str],
     vocabulary: Vocabulary,
@@ -143,7 +143,7 @@ def caption_pictures(
 
 
 def read_again(
-    model: Bayesian,
+    model: Network,
     vectors: Tensor,
     rows: Sequence[int],
     captions: Sequence[Sequence[int]],
@@ -158,7 +158,7 @@ def read_again(
     that row of `vectors`."""
     lengths = sorted(set(map(len, captions)))
     loader = CaptionLoader(rows, captions, end, READ, lengths, device=vectors.device)
-    advance = None if watch is None else watch(what, reading_cost(loader.targets, [samples]))
+    advance = None if watch is None else watch(what, reading_cost(model, loader.targets, [samples]))
     return caption_uncertainty(model, loader, vectors, (samples,), seed, top, advance)[samples]
 
 
@@ -218,7 +218,7 @@ class Foreign:
 
 
 def foreign_pictures(
-    model: Bayesian,
+    model: Network,
     vectors: Tensor,
     own: CaptionFile,
     vocabulary: Vocabulary,

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network, members_of
 from bayesrnn.data.batching import Batch
 from bayesrnn.data.padded import CaptionLoader
-from bayesrnn.errors import require
-from bayesrnn.evaluate.perplexity import Evaluation, evaluating, perplexity_of, token_losses
-from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
+from bayesrnn.evaluate.perplexity import Evaluation, perplexity_of, token_losses
+from bayesrnn.evaluate.reader import Advance, Reader, readers
 from bayesrnn.evaluate.uncertainty import TextUncertainty, by_draws, check_reading
 
 
-def caption_losses(model: Bayesian, vectors: Tensor, batch: Batch) -> Tensor:
+def caption_losses(model: Network, vectors: Tensor, batch: Batch) -> Tensor:
     """-log p of each word of a batch, [T, B]; 0 where there is padding. `vectors` are those of all
     pictures."""
     logits, _ = model(batch.x[1:], pictures=vectors[batch.x[0]])
@@ -38,7 +38,7 @@ class CaptionEvaluation(Evaluation):
 
 
 def evaluate_captions(
-    model: Bayesian,
+    model: Network,
     loader: CaptionLoader,
     vectors: Tensor,
     samples: int = 0,
@@ -50,49 +50,46 @@ def evaluate_captions(
     With draws, their probabilities are averaged for every word; the expected figures average logs.
     Each draw is kept for all captions.
     """
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    draws = each_draw(model, samples)
     log_sum: list[Tensor] = []  # by batch and word, log of the summed probabilities
     expected = 0.0
     with evaluating(model):
-        for _ in range(max(samples, 1)):
-            with model.weights("sample" if samples else "mean"):
-                if samples:
-                    model.resample(generator=generator)
-                losses = _losses(model, loader, vectors, advance)
+        for member in draws:
+            with drawn(member, samples, generator):
+                losses = _losses(member, loader, vectors, advance)
             expected += sum(each.sum().item() for each in losses)
             log_sum = (
                 [torch.logaddexp(a, -b) for a, b in zip(log_sum, losses, strict=True)]
                 if log_sum
                 else [-each for each in losses]
             )
-    draws = max(samples, 1)
     # Padding has the loss 0 in every draw, so its average is 0 as well.
-    by_batch = torch.stack([(math.log(draws) - each).sum(dim=0) for each in log_sum]).cpu()
+    by_batch = torch.stack([(math.log(len(draws)) - each).sum(dim=0) for each in log_sum]).cpu()
     by_caption = torch.zeros(len(loader.counts), dtype=torch.float64)
     order = torch.from_numpy(loader.order)
     by_caption[order[order >= 0]] = by_batch[order >= 0]
     nll = by_caption.sum().item() / loader.targets
-    expected /= draws * loader.targets
+    expected /= len(draws) * loader.targets
     return CaptionEvaluation(
         loader.targets,
         samples,
         nll,
         perplexity_of(nll),
-        expected if samples else None,
-        perplexity_of(expected) if samples else None,
+        expected if samples or len(draws) > 1 else None,
+        perplexity_of(expected) if samples or len(draws) > 1 else None,
         by_caption,
     )
 
 
 def _losses(
-    model: Bayesian, loader: CaptionLoader, vectors: Tensor, advance: Advance | None
+    model: Network, loader: CaptionLoader, vectors: Tensor, advance: Advance | None
 ) -> list[Tensor]:
     """Of each batch in double, under the weights in force."""
     return [caption_losses(model, vectors, batch).double() for batch in loader.whole(advance)]
 
 
 def caption_uncertainty(
-    model: Bayesian,
+    model: Network,
     loader: CaptionLoader,
     vectors: Tensor,
     samples: Sequence[int] = (10,),
@@ -108,7 +105,7 @@ def caption_uncertainty(
     """
     check_reading(samples, top)
     wanted = sorted(set(samples))
-    seeds = list(draw_seeds(seed, wanted[-1]))
+    members = len(members_of(model))
     found: dict[int, dict[int, TextUncertainty]] = {count: {} for count in wanted}
     with evaluating(model):
         for lines, batch in zip(loader.order, loader.whole(), strict=True):
@@ -119,21 +116,27 @@ def caption_uncertainty(
                     advance(batch.targets)
                 return logits
 
-            mean = [Reader(model, None, vectors.device)] if 0 in wanted else []
-            draws = [Reader(model, own, vectors.device) for own in seeds]
-            figures = by_draws(mean, draws, read, batch.y.clamp_min(0), wanted, top)
+            mean = readers(model, 0, seed, vectors.device) if 0 in wanted else []
+            draws = readers(model, wanted[-1], seed, vectors.device) if wanted[-1] else []
+            figures = by_draws(mean, draws, read, batch.y.clamp_min(0), wanted, top, members)
             for count, each in figures.items():
-                found[count] |= _by_caption(each, lines, loader.counts, count)
+                found[count] |= _by_caption(each, lines, loader.counts, count, members)
     return {count: [each[i] for i in range(len(each))] for count, each in found.items()}
 
 
 def _by_caption(
-    figures: Mapping[str, Tensor], lines: np.ndarray, counts: np.ndarray, samples: int
+    figures: Mapping[str, Tensor],
+    lines: np.ndarray,
+    counts: np.ndarray,
+    samples: int,
+    members: int,
 ) -> dict[int, TextUncertainty]:
     """[T, B] figures taken apart, without padding."""
     return {
         int(line): TextUncertainty(
-            samples, **{name: value[: counts[line], column] for name, value in figures.items()}
+            samples,
+            members=members,
+            **{name: value[: counts[line], column] for name, value in figures.items()},
         )
         for column, line in enumerate(lines)
         if line >= 0

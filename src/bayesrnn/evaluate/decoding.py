@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.errors import require
-from bayesrnn.evaluate.perplexity import evaluating
-from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
+from bayesrnn.evaluate.draws import evaluating
+from bayesrnn.evaluate.reader import Advance, Reader, readers
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Caption:
 class Voices:
     """Draws (or the mean) that say the next word together: their probabilities are averaged."""
 
-    def __init__(self, model: Bayesian, seeds: Sequence[int | None], device: torch.device) -> None:
-        self._readers = [Reader(model, seed, device) for seed in seeds]
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
 
     def read(self, words: Tensor, **start: Tensor) -> Tensor:
         """log p of the next word [B, V] in double, after these [B]."""
@@ -82,7 +82,7 @@ class Voices:
 
 
 def decode_captions(
-    model: Bayesian,
+    model: Network,
     vectors: Tensor,
     end: int,
     decoding: Decoding | None = None,
@@ -99,14 +99,12 @@ def decode_captions(
     after every batch.
     """
     how = decoding or Decoding()
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
-    seeds: list[int | None] = [*draw_seeds(seed, samples)] if samples else [None]
     chance = torch.Generator().manual_seed(seed)  # all of it now: the same however cut into batches
     chances = torch.rand(len(vectors), how.words + 1, generator=chance, dtype=torch.float64)
     found: list[Caption] = []
     with evaluating(model):
         for pictures, chosen in zip(vectors.split(batch), chances.split(batch), strict=True):
-            voices = Voices(model, seeds, vectors.device)
+            voices = Voices(readers(model, samples, seed, vectors.device))
             if how.temperature or how.beam == 1:
                 luck = chosen.to(vectors.device) if how.temperature else None
                 found += _one_by_one(voices, pictures, end, how, luck, forbidden)

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import torch
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.data import TextData, Vocabulary, decode_text, encode_text
 from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import require
-from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.evaluate.draws import evaluating
 
 Weights = Literal["mean", "sample"]
 
@@ -41,6 +41,7 @@ def generate(
     ids: list[int] = []
     state: Any = None
     x = torch.tensor(prompt, device=device)[:, None]
+    check_bayesian(model)
     with evaluating(model), model.weights(weights):
         if weights == "sample":
             model.resample(generator=generator)

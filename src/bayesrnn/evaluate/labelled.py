@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.data.labelled import ExampleLoader, Examples
-from bayesrnn.errors import require
 from bayesrnn.evaluate.calibration import BINS, calibration
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.evaluate.intervals import calibration_of_numbers
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Likelihood, Normal, Prediction
-from bayesrnn.evaluate.perplexity import evaluating
 from bayesrnn.files import expanded, write_csv
 
 
@@ -38,7 +37,7 @@ class LabelledEvaluation:
 
 
 def evaluate_labelled(
-    model: Bayesian,
+    model: Network,
     loader: ExampleLoader,
     output: Likelihood,
     samples: int = 0,
@@ -49,31 +48,28 @@ def evaluate_labelled(
 
     Each draw is kept for all examples. `advance` is told the number of examples after every batch.
     """
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
-    draws = max(samples, 1)
+    draws = each_draw(model, samples)
     sums: tuple[Tensor, ...] = ()
     expected = 0.0
     log_sum: Tensor | None = None  # per example, log of the summed probabilities
     raws: list[Tensor] = []  # of numbers, which a mixture is made of
     with evaluating(model):
-        for _ in range(draws):
-            with model.weights("sample" if samples else "mean"):
-                if samples:
-                    model.resample(generator=generator)
-                raw, targets = _outputs(model, loader, advance)
+        for member in draws:
+            with drawn(member, samples, generator):
+                raw, targets = _outputs(member, loader, advance)
             if isinstance(output, Normal):
                 raws.append(raw)
             moments = output.moments(raw)
             sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
             log_p = -output.nll(raw, targets).double()
-            expected -= log_p.mean().item() / draws
+            expected -= log_p.mean().item() / len(draws)
             log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
-        prediction = output.predict(tuple(total / draws for total in sums))
+        prediction = output.predict(tuple(total / len(draws) for total in sums))
     assert log_sum is not None
-    nll = math.log(draws) - log_sum.mean().item()
+    nll = math.log(len(draws)) - log_sum.mean().item()
     scores = {"nll": nll, **output.error(prediction, targets)}
     mixture = output.mixture(torch.stack(raws)) if isinstance(output, Normal) else None
-    expected_nll = expected if samples else None
+    expected_nll = expected if samples or len(draws) > 1 else None
     return LabelledEvaluation(loader.targets, samples, scores, expected_nll, mixture), prediction
 
 

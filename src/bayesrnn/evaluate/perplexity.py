@@ -7,17 +7,16 @@ their logs (the expected loss, Fortunato 2017, eq. 17), which is what a descript
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.engine import Replay
-from bayesrnn.errors import require
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.models.language import as_state, as_tensors
 from bayesrnn.sparse import text_reader
 
@@ -39,7 +38,7 @@ class Evaluation:
 
 
 def evaluate_text(
-    model: Bayesian,
+    model: Network,
     loader: StreamLoader,
     samples: int = 0,
     generator: torch.Generator | None = None,
@@ -50,41 +49,21 @@ def evaluate_text(
     `advance` is told the number of targets after every cut, for a progress bar. On a CPU the mean
     of a pruned model reads one stream without its zeros, where that is faster (`text_reader`).
     """
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
-    if samples == 0:
-        with evaluating(model), model.weights("mean"):
-            network = text_reader(model, loader.streams) or model
-            nll = _mean(read_through(loader, _cut(network), advance))
-        return Evaluation(loader.targets, 0, nll, perplexity_of(nll), None, None)
     expected = 0.0
     log_sum: Tensor | None = None  # per token, log of the summed probabilities
+    draws = each_draw(model, samples)
     with evaluating(model):
-        for _ in range(samples):
-            with model.weights("sample"):
-                model.resample(generator=generator)
-                cuts = read_through(loader, _cut(model), advance)
+        for member in draws:
+            with drawn(member, samples, generator):
+                thin = None if samples else text_reader(member, loader.streams)
+                cuts = read_through(loader, _cut(thin or member), advance)
                 log_p = -torch.cat([losses.flatten().clone() for losses in cuts])
-            expected -= log_p.mean().item() / samples
+            expected -= log_p.mean().item() / len(draws)
             log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
     assert log_sum is not None
-    nll = math.log(samples) - log_sum.mean().item()
-    return Evaluation(
-        loader.targets, samples, nll, perplexity_of(nll), expected, perplexity_of(expected)
-    )
-
-
-@contextmanager
-def evaluating(model: Bayesian) -> Iterator[None]:
-    """Eval mode without gradients; each part's own mode comes back afterwards."""
-    check_bayesian(model)
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in before.items():
-            module.training = training
+    nll = math.log(len(draws)) - log_sum.mean().item()
+    several = (expected, perplexity_of(expected)) if samples or len(draws) > 1 else (None, None)
+    return Evaluation(loader.targets, samples, nll, perplexity_of(nll), *several)
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -120,16 +99,6 @@ def _cut(model: nn.Module) -> Cut:
         return token_losses(logits, y).double(), *as_tensors(state)
 
     return cut
-
-
-def _mean(losses: Iterator[Tensor]) -> float:
-    total: Tensor | None = None
-    count = 0
-    for cut in losses:
-        total = cut.sum() if total is None else total + cut.sum()
-        count += cut.numel()
-    assert total is not None
-    return total.item() / count
 
 
 def perplexity_of(nll: float) -> float:

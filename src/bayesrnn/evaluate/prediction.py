@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.errors import require
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.evaluate.outputs import Categorical, Normal, Output, Prediction
-from bayesrnn.evaluate.perplexity import evaluating
 
 
 def predict(
-    model: Bayesian,
+    model: Network,
     *inputs: Any,
     samples: int = 10,
     output: Output | None = None,
@@ -23,7 +23,8 @@ def predict(
     """Average over `samples` draws what `output` (default: `Categorical()`) says of the raw output.
 
     Where the module returns a tuple (an output and a state), its first item is taken. `samples` = 0
-    uses the posterior mean, and then nothing is epistemic.
+    uses the posterior mean, and then nothing is epistemic (but where the members of an `Ensemble`
+    disagree).
 
     >>> from bayesrnn.bayes import bayesianize
     >>> model = bayesianize(torch.nn.Linear(3, 4))
@@ -35,12 +36,11 @@ def predict(
     require((whole, "samples", f"must be 0 (the mean) or a whole number above, got {samples!r}"))
     kind: Output = Categorical() if output is None else output
     sums: tuple[Tensor, ...] = ()
+    draws = each_draw(model, samples)
     with evaluating(model):
-        for _ in range(max(samples, 1)):
-            with model.weights("sample" if samples else "mean"):
-                if samples:
-                    model.resample(generator=generator)
-                raw = model(*inputs, **named_inputs)
+        for member in draws:
+            with drawn(member, samples, generator):
+                raw = member(*inputs, **named_inputs)
             first = raw[0] if isinstance(raw, tuple) else raw
             if isinstance(kind, Categorical | Normal) and not isinstance(first, Tensor):
                 raise TypeError(
@@ -50,4 +50,4 @@ def predict(
                 )
             moments = kind.moments(first)
             sums = tuple(a + b for a, b in zip(sums, moments, strict=True)) if sums else moments
-        return kind.predict(tuple(total / max(samples, 1) for total in sums))
+        return kind.predict(tuple(total / len(draws) for total in sums))

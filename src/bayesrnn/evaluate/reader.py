@@ -6,11 +6,13 @@ as much memory as all drawn networks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, Network
+from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.models.dropout import Held, Mask
 from bayesrnn.models.language import as_state, as_tensors
 
@@ -59,6 +61,13 @@ class Reader:
         logits, state = self._model(x, as_state(self._carried), **start)
         self._carried = as_tensors(state)
         return logits
+
+
+def readers(model: Network, samples: int, seed: int, device: torch.device) -> list[Reader]:
+    """One for each draw (`each_draw`), by seeds of their own; with `samples` = 0 for each mean."""
+    members = each_draw(model, samples)
+    seeds = draw_seeds(seed, len(members)) if samples else repeat(None, len(members))
+    return [Reader(member, own, device) for member, own in zip(members, seeds, strict=True)]
 
 
 def draw_seeds(seed: int, count: int) -> Iterator[int]:

@@ -14,16 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network, members_of
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.data.series import SeriesData
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.baselines import repeated
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.evaluate.intervals import calibration_of_numbers, coverage
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Normal
-from bayesrnn.evaluate.perplexity import Cut, evaluating, read_through
-from bayesrnn.evaluate.reader import Advance, Reader, draw_seeds
+from bayesrnn.evaluate.perplexity import Cut, read_through
+from bayesrnn.evaluate.reader import Advance, readers
 from bayesrnn.models.language import as_state, as_tensors
 from bayesrnn.models.series import Forecaster
 
@@ -78,7 +79,7 @@ class Reading:
 
 
 def read_series(
-    model: Bayesian,
+    model: Network,
     loader: StreamLoader,
     samples: int = 0,
     generator: torch.Generator | None = None,
@@ -86,14 +87,11 @@ def read_series(
 ) -> Reading:
     """The distribution of every row of the loader, given those before it; `samples` = 0 uses the
     posterior mean. Each draw keeps its weights and its own state over the whole series."""
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
     raws: list[Tensor] = []
     with evaluating(model):
-        for _ in range(max(samples, 1)):
-            with model.weights("sample" if samples else "mean"):
-                if samples:
-                    model.resample(generator=generator)
-                cuts = read_through(loader, _cut(model), advance)
+        for member in each_draw(model, samples):
+            with drawn(member, samples, generator):
+                cuts = read_through(loader, _cut(member), advance)
                 raws.append(torch.cat([raw.flatten(0, 1).clone() for raw in cuts]))
     pairs = [(batch.x.flatten(0, 1), batch.y.flatten(0, 1)) for batch in loader.whole()]
     before, targets = (torch.cat(part) for part in zip(*pairs, strict=True))
@@ -112,7 +110,7 @@ def evaluate_series(reading: Reading, samples: int) -> SeriesEvaluation:
     return SeriesEvaluation(
         values=scores.pop("predictions"),
         samples=samples,
-        expected_nll=sum(expected) / len(expected) if samples else None,
+        expected_nll=sum(expected) / len(expected) if samples or len(each) > 1 else None,
         persistence=_root(reading.before.double() - targets),
         total=aleatoric + epistemic,
         aleatoric=aleatoric,
@@ -153,7 +151,7 @@ def scores_by_column(reading: Reading, settings: SeriesData) -> list[ColumnScore
     return found
 
 
-def _cut(model: Bayesian) -> Cut:
+def _cut(model: Network) -> Cut:
     """Raw outputs under the weights in force."""
 
     def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
@@ -216,7 +214,7 @@ class Forecast:
 
 
 def forecast(
-    model: Bayesian,
+    model: Network,
     past: Tensor,
     steps: int,
     samples: int = 20,
@@ -227,20 +225,18 @@ def forecast(
     """Go on from rows `past` [T, B, C] for so many steps, along so many paths for each of `samples`
     draws (0: the mean alone; unless given, PATHS over all of them); `advance` is told of every
     draw."""
-    paths = paths_each(samples) if paths is None else paths
+    paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
     require(
         (past.dim() == 3 and len(past) > 0, "past", f"must be [T, B, C], got {list(past.shape)}"),
         (steps >= 1, "steps", f"must be at least 1, got {steps}"),
         (samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"),
         (paths >= 2, "paths", f"must be at least 2, got {paths}"),
     )
-    seeds = list(draw_seeds(seed, samples)) if samples else [None]
     noise = torch.Generator(past.device).manual_seed(seed)
     rows = torch.arange(past.shape[1], device=past.device).repeat_interleave(paths)
     found = []
     with evaluating(model):
-        for own in seeds:
-            reader = Reader(model, own, past.device)
+        for reader in readers(model, samples, seed, past.device):
             for cut in past.split(READ_STEPS):
                 raw = reader.read(cut)[-1]
             reader.take(rows)
@@ -258,18 +254,19 @@ def forecast(
     return Forecast(torch.stack(found))
 
 
-def paths_each(samples: int, paths: int = PATHS) -> int:
-    """Of each draw (0: of the mean), for about so many of all.
+def paths_each(draws: int, paths: int = PATHS) -> int:
+    """Of each draw, for about so many of all.
 
-    >>> paths_each(0), paths_each(20), paths_each(1000)
+    >>> paths_each(1), paths_each(20), paths_each(1000)
     (500, 25, 2)
     """
-    return max(2, paths // max(samples, 1))
+    return max(2, paths // draws)
 
 
-def rows_before(model: Bayesian) -> int:
+def rows_before(model: Network) -> int:
     """How many rows a forecast reads, unless told: PAST, or a whole season of the forecaster's."""
-    return max(PAST, model.module.season) if isinstance(model.module, Forecaster) else PAST
+    modules = [member.module for member in members_of(model)]
+    return max([PAST, *(m.season for m in modules if isinstance(m, Forecaster))])
 
 
 @dataclass(frozen=True)
@@ -292,7 +289,7 @@ class Backtest:
 
 
 def backtest(
-    model: Bayesian,
+    model: Network,
     values: NDArray[np.float32],
     steps: int,
     origins: int = 100,
@@ -311,7 +308,7 @@ def backtest(
         (origins >= 1, "origins", f"must be at least 1, got {origins}"),
         (season >= 1, "season", f"must be at least 1, got {season}"),
     )
-    paths = paths_each(samples) if paths is None else paths
+    paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
     past = min(rows_before(model) if past is None else past, len(values) // 2)
     last = len(values) - steps
     if past < 1 or last < past:

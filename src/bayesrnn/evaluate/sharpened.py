@@ -25,8 +25,9 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian, sharpen
 from bayesrnn.data.batching import Batch, StreamLoader
 from bayesrnn.errors import UserError, require
+from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner
-from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
+from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
 
 

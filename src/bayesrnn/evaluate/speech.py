@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network
 from bayesrnn.data.utterances import UtteranceLoader
-from bayesrnn.errors import require
 from bayesrnn.evaluate.ctc import (
     Decoder,
     LogProbs,
@@ -19,7 +18,7 @@ from bayesrnn.evaluate.ctc import (
     edit_distance,
     greedy,
 )
-from bayesrnn.evaluate.perplexity import evaluating
+from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.evaluate.reader import Advance
 
 
@@ -42,7 +41,7 @@ class SpeechEvaluation:
 
 
 def evaluate_speech(
-    model: Bayesian,
+    model: Network,
     loader: UtteranceLoader,
     decode: Decoder = greedy,
     samples: int = 0,
@@ -53,22 +52,19 @@ def evaluate_speech(
 
     `advance` is told the number of labels of every batch, once a draw.
     """
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
-    draws = max(samples, 1)
+    draws = each_draw(model, samples)
     batches: list[_Outputs] = []
     expected = 0.0
-    for _ in range(draws):
-        with evaluating(model), model.weights("sample" if samples else "mean"):
-            if samples:
-                model.resample(generator=generator)
-            found = _read(model, loader, advance)
-        expected -= sum(each.log_sum.sum().item() for each in found) / draws
+    for member in draws:
+        with evaluating(model), drawn(member, samples, generator):
+            found = _read(member, loader, advance)
+        expected -= sum(each.log_sum.sum().item() for each in found) / len(draws)
         batches = [a.plus(b) for a, b in zip(batches, found, strict=True)] if batches else found
-    nll = -sum((each.log_sum - math.log(draws)).sum().item() for each in batches)
+    nll = -sum((each.log_sum - math.log(len(draws))).sum().item() for each in batches)
     errors = sum(
         edit_distance(decode(log_p), labels)
         for each in batches
-        for log_p, labels in each.utterances(draws)
+        for log_p, labels in each.utterances(len(draws))
     )
     count = loader.targets
     return SpeechEvaluation(
@@ -77,7 +73,7 @@ def evaluate_speech(
         samples,
         nll / count,
         100 * errors / count,
-        expected / count if samples else None,
+        expected / count if samples or len(draws) > 1 else None,
     )
 
 
@@ -100,7 +96,7 @@ class _Outputs(NamedTuple):
             yield log_p[:length, b], [label for label in y if label >= 0]
 
 
-def _read(model: Bayesian, loader: UtteranceLoader, advance: Advance | None) -> list[_Outputs]:
+def _read(model: Network, loader: UtteranceLoader, advance: Advance | None) -> list[_Outputs]:
     """The outputs for all batches under the weights in force."""
     found = []
     for batch in loader.whole(advance):
@@ -119,7 +115,7 @@ class Transcription:
 
 
 def transcribe(
-    model: Bayesian,
+    model: Network,
     features: Tensor,
     decode: Decoder,
     samples: int = 0,
@@ -128,12 +124,19 @@ def transcribe(
     """What is said in an utterance [T, bands], by the posterior mean; `samples` draws, if any, say
     how sure that is."""
     with evaluating(model):
-        with model.weights("mean"):
-            log_p = model(features[:, None])[0][:, 0]
-        draws = [] if samples else [log_p]
-        for _ in range(samples):
-            with model.weights("sample"):
-                model.resample(generator=generator)
-                draws.append(model(features[:, None])[0][:, 0])
-    labels = decode(log_p.double().cpu().numpy())
+        means = _said(model, features, 0)
+        draws = _said(model, features, samples, generator) if samples else means
+    log_p = torch.stack(means).double().logsumexp(dim=0) - math.log(len(means))
+    labels = decode(log_p.cpu().numpy())
     return Transcription(labels, confidences(draws, labels))
+
+
+def _said(
+    model: Network, features: Tensor, samples: int, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """log p [T, labels] of each draw."""
+    found = []
+    for member in each_draw(model, samples):
+        with drawn(member, samples, generator):
+            found.append(member(features[:, None])[0][:, 0])
+    return found

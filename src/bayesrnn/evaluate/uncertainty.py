@@ -8,7 +8,7 @@ and the sum over the draws so far.
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Network, members_of
 from bayesrnn.data.batching import Batch, StreamLoader
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
-from bayesrnn.evaluate.perplexity import evaluating, perplexity_of, token_losses
-from bayesrnn.evaluate.reader import Reader, draw_seeds
+from bayesrnn.evaluate.draws import evaluating
+from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
+from bayesrnn.evaluate.reader import Reader, readers
 from bayesrnn.files import write_atomic, write_csv
 
 WINDOW = 50
@@ -59,6 +60,13 @@ class TextUncertainty:
     """[N, top]: the most probable tokens by the averaged distribution, by id."""
     top_probabilities: Tensor
     """[N, top]: theirs."""
+    members: int = 1
+    """Of an ensemble: `samples` draws of each."""
+
+    @property
+    def averaged(self) -> int:
+        """How many networks' distributions were."""
+        return max(self.samples, 1) * self.members
 
     @property
     def probability(self) -> Tensor:
@@ -81,12 +89,10 @@ class TextUncertainty:
 
     def part(self, start: int, stop: int) -> "TextUncertainty":
         """The figures of some of the tokens."""
-        return TextUncertainty(
-            **{
-                name: value if name == "samples" else value[start:stop]
-                for name, value in vars(self).items()
-            }
-        )
+        parts: dict[str, Any] = {
+            n: v[start:stop] for n, v in vars(self).items() if isinstance(v, Tensor)
+        }
+        return replace(self, **parts)
 
     def summary(self) -> dict[str, float]:
         """Means over the text, by name; entropies in nats a token."""
@@ -100,7 +106,7 @@ class TextUncertainty:
 
 
 def text_uncertainty(
-    model: Bayesian,
+    model: Network,
     loader: StreamLoader,
     samples: Sequence[int] = (10,),
     seed: int = 1,
@@ -114,8 +120,9 @@ def text_uncertainty(
     """
     check_reading(samples, top)
     wanted = sorted(set(samples))
-    mean = [Reader(model, None, loader.device)] if 0 in wanted else []
-    draws = [Reader(model, s, loader.device) for s in draw_seeds(seed, wanted[-1])]
+    mean = readers(model, 0, seed, loader.device) if 0 in wanted else []
+    draws = readers(model, wanted[-1], seed, loader.device) if wanted[-1] else []
+    members = len(members_of(model))
     found: dict[int, list[dict[str, Tensor]]] = {count: [] for count in wanted}
     with evaluating(model):
         for batch in loader.whole():
@@ -126,9 +133,9 @@ def text_uncertainty(
                     advance(batch.targets)
                 return logits
 
-            for count, cut in by_draws(mean, draws, read, batch.y, wanted, top).items():
+            for count, cut in by_draws(mean, draws, read, batch.y, wanted, top, members).items():
                 found[count].append(cut)
-    return {count: TextUncertainty(count, **_joined(cuts)) for count, cuts in found.items()}
+    return {n: TextUncertainty(n, members=members, **_joined(cuts)) for n, cuts in found.items()}
 
 
 def by_draws(
@@ -138,15 +145,17 @@ def by_draws(
     y: Tensor,
     samples: Sequence[int],
     top: int,
+    members: int,
 ) -> dict[int, dict[str, Tensor]]:
-    """One cut's figures, [T, B] each, by each number of draws: `read` gives a reader's logits."""
+    """One cut's figures, [T, B] each, by each number of draws of so many members: `read` gives a
+    reader's logits."""
     found = {}
-    for readers in (mean, draws):
+    for which in (mean, draws):
         sums = Sums(y)
-        for count, reader in enumerate(readers, start=1):
+        for count, reader in enumerate(which, start=1):
             sums.add(read(reader))
-            key = 0 if readers is mean else count
-            if key in samples:
+            key = 0 if which is mean else count // members
+            if count % members == 0 and key in samples:
                 found[key] = sums.figures(top)
     return found
 
@@ -164,9 +173,9 @@ def check_reading(samples: Sequence[int], top: int) -> None:
     )
 
 
-def reading_cost(targets: int, samples: Sequence[int]) -> int:
+def reading_cost(model: Network, targets: int, samples: Sequence[int]) -> int:
     """All that `text_uncertainty` and `caption_uncertainty` will tell `advance`."""
-    return targets * (max(samples) + (0 in samples))
+    return targets * (max(samples) + (0 in samples)) * len(members_of(model))
 
 
 def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocabulary) -> None:
@@ -253,9 +262,11 @@ def _joined(cuts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def joined(texts: Sequence[TextUncertainty]) -> TextUncertainty:
     """One after another, as if they were one; all by the same number of draws."""
-    names = [name for name in vars(texts[0]) if name != "samples"]
-    whole = {name: torch.cat([getattr(text, name) for text in texts]) for name in names}
-    return TextUncertainty(texts[0].samples, **whole)
+    names = [name for name, value in vars(texts[0]).items() if isinstance(value, Tensor)]
+    whole: dict[str, Any] = {
+        name: torch.cat([getattr(text, name) for text in texts]) for name in names
+    }
+    return replace(texts[0], **whole)
 
 
 # --- texts that are unlike the one trained on ----------------------------------------------------
@@ -330,7 +341,7 @@ def detect(text: TextUncertainty, other: TextUncertainty, window: int = WINDOW) 
     """Tell windows of `other` (the positives) from windows of `text`, by predictive entropy and by
     mutual information; what is left over at the end of a text is no window."""
     by_entropy = windows(text.total, window), windows(other.total, window)
-    disagree = min(text.samples, other.samples) >= 2
+    disagree = min(text.averaged, other.averaged) >= 2
     inside, outside = windows(text.epistemic, window), windows(other.epistemic, window)
     return Detection(
         text.samples,

@@ -86,7 +86,7 @@ def look_ahead(
         torch.from_numpy(began).to(task.device),
         steps,
         samples,
-        paths_each(samples, FAN_PATHS),
+        paths_each(max(samples, 1), FAN_PATHS),
         seed,
         advance,
     )
@@ -120,7 +120,7 @@ def look_ahead(
             steps,
             ORIGINS,
             samples=samples,
-            paths=paths_each(samples, BACKTEST_PATHS),
+            paths=paths_each(max(samples, 1), BACKTEST_PATHS),
             seed=seed,
             device=task.device,
             advance=advance,

@@ -76,7 +76,7 @@ def read_text(subject: Subject) -> dict[str, Any]:
 
     def read(ids: NDArray[np.int32], what: str, top: int = 1) -> dict[int, TextUncertainty]:
         loader = stream(ids, what)
-        advance = watch(f"reading {what}", reading_cost(loader.targets, counts))
+        advance = watch(f"reading {what}", reading_cost(model, loader.targets, counts))
         return text_uncertainty(model, loader, counts, choices.seed, top, advance)
 
     ids = _first(corpus.ids[choices.split], choices.tokens)
@@ -176,7 +176,7 @@ def read_captions(subject: Subject) -> dict[str, Any]:
     task = CaptionTask(recipe, choices.device, load_vocabulary(run))
     pictures = task.pictures(choices.split)
     loader = task.captions(choices.split, words=choices.tokens)
-    advance = watch("reading what people said", reading_cost(loader.targets, counts))
+    advance = watch("reading what people said", reading_cost(model, loader.targets, counts))
     found = caption_uncertainty(model, loader, task.vectors, counts, choices.seed, advance=advance)
     by_draws = {count: joined(each) for count, each in found.items()}
     most = by_draws[max(counts)]

@@ -1,0 +1,47 @@
+"""Networks that were trained apart, as one."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
+from bayesrnn.errors import require
+
+
+class Ensemble(nn.Module):
+    """Several models that answer together: their distributions are averaged (Lakshminarayanan et
+    al. 2017), each by its mean, or by draws of its own where it has any.
+
+    What reads a model (`predict`, `evaluate_text`, `text_uncertainty` and the like) reads an
+    ensemble as well; `samples` is then the number of draws of each member, and what they disagree
+    about is epistemic.
+
+    >>> import bayesrnn as br, torch
+    >>> ensemble = Ensemble([br.bayesianize(nn.Linear(3, 4)) for _ in range(5)])
+    >>> br.predict(ensemble, torch.zeros(2, 3), samples=0).epistemic.shape
+    torch.Size([2])
+    """
+
+    def __init__(self, members: Sequence[Bayesian]) -> None:
+        super().__init__()
+        require((len(members) > 0, "members", "must be at least one model, got none"))
+        for member in members:
+            check_bayesian(member)
+        require((len(set(members)) == len(members), "members", "must each be another model"))
+        self.members = nn.ModuleList(members)
+
+    @property
+    def draws_differ(self) -> bool:
+        """Whether those of some member do."""
+        return any(member.draws_differ for member in members_of(self))
+
+
+Network = Bayesian | Ensemble
+
+
+def members_of(model: Network) -> list[Bayesian]:
+    """Those of an ensemble; a model is its only one."""
+    if not isinstance(model, Ensemble):
+        check_bayesian(model)
+        return [model]
+    return [member for member in model.members if isinstance(member, Bayesian)]
