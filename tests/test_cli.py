@@ -647,6 +647,54 @@ def test_an_error_of_the_system_is_still_one_line(
     assert (result.code, result.errors) == (1, ["some/file: Input/output error"])
 
 
+# --- ensembles -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def second(finished: Path) -> Path:
+    """A run like the finished one, of another seed."""
+    recipe = bayesrnn.read_recipe(finished.parent / "small.toml", ["train.seed=7"])
+    loop.train(recipe, finished.parent / "second", quiet=True)
+    return finished.parent / "second"
+
+
+def test_several_runs_are_an_ensemble(cli: Cli, finished: Path, second: Path) -> None:
+    one, two = (json.loads(cli("evaluate", run, "--json").out) for run in (finished, second))
+    both = json.loads(cli("evaluate", finished, second, "--json").out)
+    assert both["runs"] == [str(finished), str(second)]
+    assert both["expected_nll"] == pytest.approx((one["nll"] + two["nll"]) / 2, rel=1e-9)
+    assert both["nll"] < both["expected_nll"]
+    assert "complexity_nats" not in both
+    shown = cli("evaluate", finished, second, "--samples", 2)
+    assert (shown.code, shown.err) == (0, "")
+    found = json.loads(cli("uncertainty", finished, second, "--samples", "0,2", "--json").out)
+    assert found["by_draws"][0]["nll"] == pytest.approx(both["nll"], rel=1e-6)
+    assert found["by_draws"][0]["epistemic"] > 0
+
+
+def test_runs_that_are_no_ensemble(cli: Cli, finished: Path, second: Path, tmp_path: Path) -> None:
+    twice = cli("evaluate", finished, finished)
+    assert (twice.code, twice.errors) == (
+        1,
+        ["an ensemble is of several runs, and one is given twice; give each once"],
+    )
+    learning = cli("evaluate", finished, second, "--dynamic", "0.1")
+    assert learning.code == 2
+    assert "--dynamic is of one run, and 2 are given" in learning.err
+    for change, message in (
+        ("v", "has another vocabulary than"),
+        ("w", "reads its data in another way than"),
+    ):
+        folder = tmp_path / change
+        recipe = small_recipe(folder, data={"lowercase": change == "w"})
+        text = folder / "text.txt"
+        text.write_text(text.read_text().replace("w", change))
+        loop.train(recipe, folder / "run", quiet=True)
+        other = cli("evaluate", finished, folder / "run")
+        assert other.code == 1
+        assert f"{folder / 'run'} {message} {finished}" in other.errors[0]
+
+
 # --- bad input to evaluate and generate ------------------------------------------------------
 
 

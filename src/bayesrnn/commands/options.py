@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import has_vocabulary, load, load_recipe, load_vocabulary
-from bayesrnn.train.run import Run, changed_data, epochs_missing
+from bayesrnn.train.run import PLACES, Run, changed_data, epochs_missing
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 RunFolders = Annotated[
@@ -109,8 +109,7 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
     members, recipe = [load(first)], recipe_of(first)
     for run in runs[1:]:
         members.append(load(run))
-        own = recipe_of(run)
-        if own.data != replace(recipe.data, path=own.data.path):
+        if _reading(recipe_of(run)) != _reading(recipe):
             raise UserError(
                 f"{run} reads its data in another way than {first} ([data] in their recipe.toml), "
                 "and cannot be in one ensemble with it; give runs that differ in other settings"
@@ -124,6 +123,11 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
         raise UserError("an ensemble is of several runs, and one is given twice; give each once")
     model = Ensemble(members) if len(members) > 1 else members[0]
     return model.to(device), recipe
+
+
+def _reading(recipe: Recipe) -> dict[str, Any]:
+    """The settings of its data, but for where they lie."""
+    return {k: v for k, v in asdict(recipe.data).items() if f"data.{k}" not in PLACES}
 
 
 def only_run(runs: Sequence[Path], flag: str) -> Path:
