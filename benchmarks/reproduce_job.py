@@ -120,12 +120,16 @@ class Evaluations:
                     given = ("valid", "look", rate, by_variance)
                     yield f"valid_bound_{how}_{rate:g}", partial(self.bound, *given)
                 yield f"test_bound_{how}_chosen", partial(self.chosen_bound, how)
+            for split in splits:
+                yield f"{split}_stream_bound", partial(self.bound, split, "look", streams=1)
+                for how in ("de", "dv"):
+                    yield f"{split}_stream_bound_{how}", partial(self.stream_bound, split, how)
         if not self.points or self.masked:
             yield "valid_mc", partial(self.perplexity, "valid", self.draws)
             yield "gap_more", partial(self.gap, plan["gap_draws_more"])
 
     def early_steps(self) -> Iterator[Step]:
-        """Those of a sharpened model after its first epoch."""
+        """Those of a model that can look after its first epoch."""
         yield "epoch1_valid", partial(self.perplexity, "valid")
         for more in ("", "_more"):
             look = f"epoch1_look{more}"
@@ -186,23 +190,35 @@ class Evaluations:
         rate: float = 0.0,
         by_variance: bool = False,
         draws: int = 1,
+        streams: int = 0,
     ) -> Figures:
         """`evaluate --sharpened --look WIDTH --looks N [--samples N] [--dynamic RATE
-        [--by-variance]]`, in the shape of the training, as wide as that search has found."""
+        [--by-variance]] [--streams N]`, in the shape of the training unless `streams` says
+        otherwise, as wide as that search has found."""
         found = self.found(look)
-        model = looking(self.model, LOOK_AT, found["look"], self.recipe.train.streams)
+        loader = self._shaped(split, streams)
+        model = looking(self.model, LOOK_AT, found["look"], loader.streams)
         generator = torch.Generator(self.device).manual_seed(1)
         how = {"rate": rate, "by_variance": by_variance, "looks": found["looks"], "draws": draws}
-        bound = evaluate_sharpened(model, self._shaped(split), "mean", generator, **how)
-        return {"look": found["look"], **asdict(bound)}
+        return {
+            "look": found["look"],
+            **asdict(evaluate_sharpened(model, loader, "mean", generator, **how)),
+        }
 
     def chosen_bound(self, how: str) -> Figures:
         rate = self.chosen(f"valid_bound_{how}")
         return self.bound("test", "look", rate, by_variance=how == "dv")
 
-    def _shaped(self, split: str) -> StreamLoader:
+    def stream_bound(self, split: str, how: str) -> Figures:
+        """The dynamic bound of a text read as one stream, at the rate that was best on valid: by
+        the mean, and of a rate by variance, by the bound in the shape of the training."""
+        by_variance = how == "dv"
+        rate = self.chosen("valid_bound_dv" if by_variance else "valid_de")
+        return self.bound(split, "look", rate, by_variance, streams=1)
+
+    def _shaped(self, split: str, streams: int = 0) -> StreamLoader:
         train = self.recipe.train
-        return self.task.stream(split, train.streams, train.unroll)
+        return self.task.stream(split, streams or train.streams, train.unroll)
 
     def gap(self, draws: list[int]) -> Figures:
         """`uncertainty --gap --samples ...` (Fig. 3); 0 is the mean, or dropout switched off."""

@@ -983,6 +983,9 @@ def test_a_sharpened_bound_with_dynamic_evaluation(tmp_path: Path, cli: Cli) -> 
     assert len({found["perplexity"] for found in (still, moving, by_variance)}) == 3
     [line] = cli("evaluate", run, "--sharpened", "--dynamic", "1e30", "--json").errors
     assert "with the rate 1e+30 diverges" in line
+    long = ["--look", 1, "--streams", 1, "--segment", 10**6, "--dynamic", 0.1]
+    [line] = cli("evaluate", run, "--sharpened", *long).errors
+    assert "a segment of 1000000 steps is longer than text 'test'" in line
     refused = cli("evaluate", run, "--sharpened", "--dynamic", "search")
     assert refused.code == 2
     assert "no search" in " ".join(refused.err.replace("│", " ").split())
@@ -1006,7 +1009,13 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     assert tighter["bound"] < tighter["nll"] + tighter["kl"]
     assert "looks tried" in cli("evaluate", run, "--sharpened", "--look", "search").out
     assert "let it look with --look" in cli("evaluate", run, "--sharpened").err
+    shaped = ["--sharpened", "--look", "1", "--streams", 1, "--segment", 7, "--dynamic", "0.1"]
+    other = json.loads(cli("evaluate", run, *shaped, "--json").out)
+    assert (other["streams"], other["unroll"], other["rate"]) == (1, 7, 0.1)
+    assert other["tokens"] > found["tokens"]  # fewer streams leave fewer tokens over
     for flags, message in (
+        (["--sharpened", "--streams", "1"], "with --streams or --segment give --look"),
+        (["--sharpened", "--segment", "7"], "with --streams or --segment give --look"),
         (["--look", "1"], "give that too"),
         (["--looks", "2"], "--looks is of --sharpened"),
         (["--sharpened", "--look", "1", "--looks", "0"], "greater than or equal to 1"),

@@ -67,12 +67,19 @@ def evaluate(
         ),
     ] = None,
     streams: Annotated[
-        int, typer.Option(min=1, help="Read a text as this many streams; 1 is exact.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Read a text as this many streams (default: 1, which is exact; with --sharpened "
+            "the training's).",
+        ),
+    ] = None,
     sharpened: Annotated[
         bool,
         typer.Option(
-            "--sharpened", help="A sharpened model's bound, in cuts of the shape it was trained on."
+            "--sharpened",
+            help="A sharpened model's bound, in cuts of the shape it was trained on (with --look, "
+            "also of another: --streams, --segment).",
         ),
     ] = False,
     look: Annotated[
@@ -105,7 +112,11 @@ def evaluate(
     ] = None,
     segment: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps a segment of --dynamic (default: the training's unroll)."),
+        typer.Option(
+            min=1,
+            help="Steps of what --dynamic learns from, or --sharpened looks at, at once (default: "
+            "the training's unroll).",
+        ),
     ] = None,
     by_variance: Annotated[
         bool,
@@ -169,6 +180,7 @@ def evaluate(
     run, recipe = runs[0], with_data(runs[0], own, data)
     if drawn:
         check_draws(run, model, "--samples and --weights sample")
+    given, streams = streams, streams or 1
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
@@ -200,9 +212,10 @@ def evaluate(
         elif sharpened:
             assert isinstance(model, Bayesian)
             assert rate != "search"
+            shape = given or task.batches.streams, segment or task.batches.unroll
             of_looks = (drawn, width, look_at or LOOK_AT, looks, samples or 1)
             scores = sharpened_bound(
-                model, task, split, *of_looks, rate or 0.0, by_variance, seed, watch
+                model, task, split, shape, *of_looks, rate or 0.0, by_variance, seed, watch
             )
         elif rate is not None:
             assert isinstance(model, Bayesian)
@@ -238,7 +251,7 @@ def evaluate(
 def _check(
     weights: Weights | None,
     samples: int | None,
-    streams: int,
+    streams: int | None,
     sharpened: bool,
     look: str | None,
     look_at: str | None,
@@ -258,10 +271,12 @@ def _check(
     if by_variance and dynamic is None:
         raise typer.BadParameter("--by-variance is of --dynamic; give that too")
     if sharpened:
-        if segment is not None or streams != 1 or dynamic == "search":
+        if dynamic == "search":
+            raise typer.BadParameter("with --sharpened, --dynamic takes a rate, and no search")
+        if look is None and (streams is not None or segment is not None):
             raise typer.BadParameter(
-                "--sharpened reads the text in the shape of the training: leave out --segment and "
-                "--streams; with it, --dynamic takes a rate, and no search"
+                "the looks of the training are for cuts of its shape: with --streams or --segment "
+                "give --look WIDTH, or search, too"
             )
         return
     if look is not None:

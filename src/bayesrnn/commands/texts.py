@@ -63,6 +63,7 @@ def sharpened_bound(
     model: Bayesian,
     task: LanguageTask,
     split: str,
+    shape: tuple[int, int],
     drawn: bool,
     look: OrSearch | None,
     look_at: str,
@@ -73,23 +74,24 @@ def sharpened_bound(
     seed: int,
     watch: Watch,
 ) -> dict[str, Any]:
-    """A sharpened model's bound, phi at its mean or `drawn`, with the looks of the training (None)
-    or of another width, `looks` at each cut and `draws` around them, and the widths tried if there
-    was a search."""
-    shape = task.batches.streams, task.batches.unroll
-    loader = task.stream(split, *shape, key="train.streams")
+    """A sharpened model's bound in cuts of this `shape` (streams and steps), phi at its mean or
+    `drawn`, with the looks of the training (None) or of another width, `looks` at each cut and
+    `draws` around them, and the widths tried if there was a search."""
+    own = (task.batches.streams, task.batches.unroll)
+    key = "train.streams" if shape == own else "--streams"
+    loader = task.stream(split, *shape, key=key)
     generator = torch.Generator(task.device).manual_seed(seed)
     chosen: dict[str, Any] = {}
     tried: dict[str, Any] = {}
     if look is not None:
         _check_looks(model, look_at)
     if look == "search":
-        valid = task.stream("valid", *shape, key="train.streams")
+        valid = task.stream("valid", *shape, key=key)
         advance = watch("trying looks on valid", valid.targets * len(WIDTHS))
         search = search_look(model, valid, look_at, WIDTHS, seed, advance, looks, draws)
         look, tried = search.look, {"search": [asdict(trial) for trial in search.tried]}
     if look is not None:
-        model = looking(model, look_at, look, task.batches.streams)
+        model = looking(model, look_at, look, shape[0])
         chosen = {"look": look, "look_at": look_at}
     advance = watch(f"reading {split}", loader.targets)
     around: Literal["mean", "draw"] = "draw" if drawn else "mean"

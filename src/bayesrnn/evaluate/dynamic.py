@@ -91,6 +91,16 @@ def dynamic_evaluate(
         (0 <= rate < math.inf, "rate", f"must be a finite number, 0 or above, got {rate}"),
         (0 <= clip < math.inf, "clip", f"must be 0 (off) or above, got {clip}"),
     )
+    check_segment(loader)
+    with torch.inference_mode(False), torch.enable_grad():
+        nll = _mean(Learner(model, rate, clip, by_variance), loader, advance)
+    return DynamicEvaluation(
+        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll, by_variance
+    )
+
+
+def check_segment(loader: StreamLoader) -> None:
+    """Refuse a text that ends within its first segment: there is nothing to learn for."""
     steps = loader.targets // loader.streams
     if loader.unroll > steps:
         raise UserError(
@@ -98,11 +108,6 @@ def dynamic_evaluate(
             f"{steps} steps a stream ({loader.streams} in all), so nothing would be learnt; use a "
             "shorter segment, fewer streams or more text"
         )
-    with torch.inference_mode(False), torch.enable_grad():
-        nll = _mean(Learner(model, rate, clip, by_variance), loader, advance)
-    return DynamicEvaluation(
-        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll, by_variance
-    )
 
 
 def search_rate(

@@ -3,7 +3,8 @@
 Each cut is looked at before it is scored, and pays for the look with its exact KL: the sum is an
 upper bound on -E log of the integral of p(x | theta) N(theta | phi, sigma0^2), not on the loss of
 the network at its mean. What a look is worth depends on how much is looked at, so the shape
-(streams and steps of a cut) belongs to the number; it should be that of training.
+(streams and steps of a cut) belongs to the number. The looks of the training are for the shape of
+the training; those of `looking` suit any.
 
 With several draws of theta a cut, which is not in the paper, they are weighed by importance (Burda
 et al. 2016): -log of the mean over draws of p(x | theta) p(theta | phi) / q(theta | phi, x) is, in
@@ -26,7 +27,7 @@ from bayesrnn.bayes import Bayesian, sharpen
 from bayesrnn.data.batching import Batch, StreamLoader
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.draws import evaluating
-from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner
+from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner, check_segment
 from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
 from bayesrnn.models.language import State, detach
 
@@ -134,6 +135,8 @@ def evaluate_sharpened(
             "the model is not sharpened, so there is no bound to compute: let it look with --look, "
             'or train one with posterior.kind = "sharpened"'
         )
+    if rate > 0:
+        check_segment(loader)
     learner = Learner(model, rate, by_variance=by_variance) if rate > 0 else None
     model = model if learner is None else learner.model
     carried: Sequence[Tensor] = ()  # the state of the mean, which learns
