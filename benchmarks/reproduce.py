@@ -59,7 +59,7 @@ PLAN: dict[str, Any] = {
     "short_segment": 10,
     "looks": 4,
     "look_draws": 16,
-    "bound_rates": [0.02, 0.01, 0.03],
+    "bound_rates": [0.01, 0.005, 0.02],
     "bound_variance_rates": [0.05, 0.02, 0.1],
     "gap_draws": [0, 1, 2, 5, 10],
     "gap_draws_more": [20, 50],
