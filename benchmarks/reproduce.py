@@ -33,7 +33,6 @@ RECIPES = {
     "plain": "ptb-plain-small",
     "plain_medium": "ptb-plain-medium",
     "dropout": "ptb-dropout-medium",
-    "dropout_slow": "ptb-dropout-slow-medium",
     "variational_tied": "ptb-variational-tied-medium",
     "variational_untied": "ptb-variational-untied-medium",
     "brnn": "ptb-brnn-medium",

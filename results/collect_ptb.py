@@ -76,13 +76,19 @@ def figures_of(job: Job) -> dict[str, Figure]:
             name, rate = dynamic(found, split, "_bound")
             options = f"--split {split}{sharpened} --dynamic {rate:g}"
             perplexity(f"{split}_look_de", name, options, BOUND)
+        for how, flags in (("", ""), ("_de", ""), ("_dv", " --by-variance")):
+            evaluation = f"{split}_stream_bound{how}"
+            moved = f" --dynamic {found.get(evaluation, {}).get('rate')}{flags}" if how else ""
+            options = f"--split {split}{sharpened} --streams 1{moved}"
+            metric = f"{split}_stream{how.replace('dv', 'de_by_variance')}"
+            perplexity(metric, evaluation, options, BOUND)
     draws = found.get("test_mc", {}).get("samples")
     perplexity("test_mc", "test_mc", f"--split test --samples {draws}")
-    if bound:
-        for metric, more in (("valid_epoch1", ""), ("valid_epoch1_looks", "_more")):
-            options = f"--split valid{look_flags(found.get(f'epoch1_look{more}'))}"
-            perplexity(metric, f"epoch1_valid_bound{more}", options, unit)
-    elif job["epochs"]:
+    first_look = "valid_epoch1" if bound else "valid_epoch1_look"
+    for metric, more in ((first_look, ""), ("valid_epoch1_looks", "_more")):
+        options = f"--split valid{look_flags(found.get(f'epoch1_look{more}'))}"
+        perplexity(metric, f"epoch1_valid_bound{more}", options, BOUND)
+    if job["epochs"] and not bound:
         first = job["epochs"][0]["valid_perplexity"]
         figures["valid_epoch1"] = (first, "perplexity (20 streams)", "")
     return figures | gaps(job) | (pruned(found) if job["model"] in PRUNES else {})
@@ -178,7 +184,7 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
             "seeds": [job["seed"] for job in jobs],
             "hardware": together(job["hardware"] for job in jobs),
             "command": command,
-            "commit": together(job["commit"] for job in jobs),
+            "commit": together(word for job in jobs for word in job["commit"].split(", ")),
             "log": log,
         }
 
@@ -191,7 +197,8 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
             has = [(job, f[metric]) for job, f in zip(jobs, of_jobs, strict=True) if metric in f]
             has = best_way(has) if metric.startswith("prune_") else has
             train = STAND_FOR.format(recipe=jobs[0]["recipe"])
-            if metric.startswith("valid_epoch1") and jobs[0]["model"] in BOUNDS:
+            first = "valid_epoch1" if jobs[0]["model"] in BOUNDS else "valid_epoch1_look"
+            if metric.startswith(first):
                 train = train.replace(" --out", " train.epochs=1 --out")
             after = together((figure[2] for _, figure in has), " or ")
             model = "test" if metric == "unigram_entropy" else jobs[0]["model"]
@@ -295,12 +302,13 @@ def slim(job: Job) -> None:
 def tried(name: str, job: Job) -> Job:
     """What there is to say of a job with other settings. Of the test text: nothing."""
     found = job["evaluations"]
+    moved = [found[n]["perplexity"] for n in found if n.startswith("valid_de")]
     return {
         "name": name,
         **{key: job[key] for key in ("model", "seed", "overrides", "commit", "hardware")},
         "epochs": len(job["epochs"]),
         "valid": found["valid"]["perplexity"],
-        "valid_de": found["valid_de"]["perplexity"] if "valid_de" in found else None,
+        "valid_de": min(moved, default=None),
         "curve": [round(line["valid_perplexity"], 2) for line in job["epochs"]],
     }
 

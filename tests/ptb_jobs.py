@@ -47,7 +47,12 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
             "valid_bound_dv_0.3": scored(level - 4, rate=0.3),
             "valid_bound_dv_0.1": scored(level - 3, rate=0.1),
             "test_bound_dv_chosen": scored(level - 7, rate=0.3),
+            "test_stream_bound": scored(level - 0.6),
+            "test_stream_bound_dv": scored(level - 7.5, rate=0.05),
         }
+    if model == "brnn":
+        found["epoch1_look_more"] = {"look": 2.5, "looks": 4, "tried": []}
+        found["epoch1_valid_bound_more"] = scored(240.0)
     if model not in POINTS:
         found["test_mc"] = scored(level - 1, samples=10)
         start = 0.6 if model in MASKED else 0.65

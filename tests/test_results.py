@@ -292,7 +292,9 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     assert values["brnn.test_de_short"] == 69.0
     command = summary["ptb.brnn.test_de_short"]["command"]
     assert command.endswith("--split test --dynamic 0.1 --by-variance --segment 10")
-    assert values["brnn.valid_epoch1"] == 249.0
+    assert (values["brnn.valid_epoch1"], values["brnn.valid_epoch1_looks"]) == (249.0, 240.0)
+    assert " train.epochs=1 " in summary["ptb.brnn.valid_epoch1_looks"]["command"]
+    assert " train.epochs=1 " not in summary["ptb.brnn.valid_epoch1"]["command"]
     assert (values["brnn.gap_mean"], values["brnn.gap_1"]) == (0.65, 0.665)
     assert {name for name in values if "gap" in name} == {
         f"brnn.gap_{draws}" for draws in ("mean", 1, 2, 5, 10, 20, 50)
@@ -333,6 +335,9 @@ def test_a_sharpened_models_figures_are_bounds(root: Path):
     weighed = summary["ptb.sharpened.test_weighed"]["command"]
     assert weighed.endswith("--look 1.5 --looks 4 --samples 16")
     assert summary["ptb.sharpened.valid_epoch1"]["command"].endswith("--sharpened --look 2")
+    assert (found["test_stream"], found["test_stream_de_by_variance"]) == (73.4, 66.5)
+    command = summary["ptb.sharpened.test_stream_de_by_variance"]["command"]
+    assert command.endswith("--look 1.25 --streams 1 --dynamic 0.05 --by-variance")
     assert "prune_80" not in found
     command = summary["ptb.sharpened.test_de"]["command"]
     assert command.endswith("--split test --sharpened --look 1.25 --dynamic 0.1")
@@ -359,12 +364,12 @@ def test_other_settings_and_speeds_have_files_of_their_own(root: Path):
     assert summary["ptb.brnn.words_per_second"]["value"] == 2e5
     tried = json.loads((root / "results" / "ptb" / "search.json").read_text())
     assert [(job["name"], job["valid"], job["valid_de"]) for job in tried] == [
-        ("best-tried-1", 73.0, 68.0)
+        ("best-tried-1", 73.0, 67.5)
     ]
     assert "test" not in json.dumps(tried)
     assert run(root).returncode == 0
     assert (
-        "| `best-tried-1` | 73.00 | 68.00 | 40 | `model.tied=false` |"
+        "| `best-tried-1` | 73.00 | 67.50 | 40 | `model.tied=false` |"
         in (root / "RESULTS.md").read_text()
     )
     changed = json.loads((root / "results" / "summary.json").read_text())
