@@ -139,3 +139,14 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
     code, _, err = cli("evaluate", tmp_path / "text", "--predictions", tmp_path / "x.csv")
     assert code == 2
     assert "--predictions is not for a run on text" in err
+
+
+def test_networks_of_other_sizes_are_no_ensemble(
+    cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recipe = image_recipe(tmp_path, model={"classes": 5}, train={"epochs": 1})
+    loop.train(recipe, tmp_path / "five", quiet=True)
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("images"), tmp_path / "five")
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"model.classes is 5 in {tmp_path / 'five'} and 3 in" in err

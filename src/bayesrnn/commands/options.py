@@ -69,6 +69,13 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
+SIZES: Mapping[str, str] = {
+    "inputs": "model.inputs",
+    "classes": "model.classes",
+    "numbers": "model.numbers",
+    "frames_a_step": "the number of frames a step (model.stack or model.windows)",
+}
+"""Of a model, beside its words: of what it reads and gives, the same in all of an ensemble."""
 Weights = Literal["mean", "sample"]
 
 
@@ -109,7 +116,8 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
     members, recipe = [load(first)], recipe_of(first)
     for run in runs[1:]:
         members.append(load(run))
-        if _reading(recipe_of(run)) != _reading(recipe):
+        own = recipe_of(run)
+        if _reading(own) != _reading(recipe):
             raise UserError(
                 f"{run} reads its data in another way than {first} ([data] in their recipe.toml), "
                 "and cannot be in one ensemble with it; give runs that differ in other settings"
@@ -119,6 +127,13 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
                 f"{run} has another vocabulary than {first}, and cannot be in one ensemble with "
                 "it; give runs that were trained on the same data"
             )
+        for size, what in SIZES.items():
+            here, there = (getattr(each.model, size, None) for each in (own, recipe))
+            if here != there:
+                raise UserError(
+                    f"{what} is {here} in {run} and {there} in {first}, so they cannot be in one "
+                    "ensemble; give runs that agree in it"
+                )
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError("an ensemble is of several runs, and one is given twice; give each once")
     model = Ensemble(members) if len(members) > 1 else members[0]
