@@ -265,8 +265,13 @@ def paths_each(draws: int, paths: int = PATHS) -> int:
 
 def rows_before(model: Network) -> int:
     """How many rows a forecast reads, unless told: PAST, or a whole season of the forecaster's."""
+    return max(PAST, longest_season(model))
+
+
+def longest_season(model: Network) -> int:
+    """That which a forecaster reads; 0 where none does."""
     modules = [member.module for member in members_of(model)]
-    return max([PAST, *(m.season for m in modules if isinstance(m, Forecaster))])
+    return max((m.season for m in modules if isinstance(m, Forecaster)), default=0)
 
 
 @dataclass(frozen=True)
