@@ -159,12 +159,17 @@ def names_of(runs: Sequence[Path], as_json: bool) -> dict[str, Any]:
     return {"runs": [str(run) for run in runs] if as_json else ", ".join(map(str, runs))}
 
 
-def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
-    """Say where a run's data (of this digest) have changed since its training; `data` that were
-    given instead are meant to be others."""
-    changed = None if data else changed_data(run, recipe, digest)
-    if changed:
-        note(changed)
+def note_data(runs: Sequence[Path], recipe: Recipe, digest: str, data: str) -> None:
+    """Say where the data (of this digest, by the first run's recipe) are not what a run was trained
+    with; `data` that were given instead are meant to be others."""
+    for run in () if data else runs:
+        changed = changed_data(run, recipe, digest)
+        own = load_recipe(run).data.path
+        if changed and own != recipe.data.path:
+            changed = f"{recipe.data.path}, which all are read on, is not what {run} was trained "
+            changed += f"with: that was {own}, with other data"
+        if changed:
+            note(changed)
 
 
 def note_unknown(text: str, ids: NDArray[np.int32], vocabulary: Vocabulary) -> None:
