@@ -181,12 +181,13 @@ class Forecast:
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance between the draws' means, less what the noise of so few paths gives it; 0
-        for a single draw."""
+        """The variance of the draws' means, less what the noise of so few paths gives it; 0 for a
+        single draw. With the aleatoric it is that of all paths."""
         if len(self.paths) == 1:
             return torch.zeros_like(self.mean)
-        between = self.paths.mean(dim=1).var(dim=0)
-        return (between - self.aleatoric / self.paths.shape[1]).clamp_min(0.0)
+        draws, paths = self.paths.shape[:2]
+        between = self.paths.mean(dim=1).var(dim=0, correction=0)
+        return (between - self.aleatoric * (draws - 1) / (draws * paths)).clamp_min(0.0)
 
     def _within(self) -> Tensor:
         return self.paths.var(dim=1)
