@@ -10,7 +10,7 @@ import pytest
 
 from bayesrnn.recipe import Recipe, to_toml
 from bayesrnn.train import loop
-from labelled_runs import image_recipe, review_recipe
+from labelled_runs import image_recipe, review_recipe, write_images
 from small_runs import Cli, write_recipe
 
 
@@ -139,3 +139,31 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
     code, _, err = cli("evaluate", tmp_path / "text", "--predictions", tmp_path / "x.csv")
     assert code == 2
     assert "--predictions is not for a run on text" in err
+
+
+def test_networks_of_other_sizes_are_no_ensemble(
+    cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recipe = image_recipe(tmp_path, model={"classes": 5}, train={"epochs": 1})
+    loop.train(recipe, tmp_path / "five", quiet=True)
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("images"), tmp_path / "five")
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"model.classes is 5 in {tmp_path / 'five'} and 3 in" in err
+
+
+def test_a_run_that_was_trained_with_other_data_is_told_of(
+    cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recipe = image_recipe(tmp_path, train={"epochs": 1})
+    loop.train(recipe, tmp_path / "same", quiet=True)
+    assert cli("evaluate", finished("images"), tmp_path / "same").err == ""
+    write_images(tmp_path / "images", seed=2)
+    loop.train(recipe, tmp_path / "other", quiet=True)
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("images"), tmp_path / "other")
+        assert (code, err.count("\n")) == (0, 1)
+        assert f"is not what {tmp_path / 'other'} was trained with: that was " in err
+        code, _, err = cli(command, tmp_path / "other", tmp_path / "same")
+        assert (code, err.count("\n")) == (0, 1)
+        assert f"is not what {tmp_path / 'same'} was trained with: it has changed since" in err

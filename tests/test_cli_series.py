@@ -82,7 +82,7 @@ def test_a_forecast_goes_on_from_the_last_row(run: Path, tmp_path: Path, cli: Cl
     assert mean["paths"] == 500
 
 
-def test_a_run_with_a_season_is_used_like_any_other(tmp_path: Path, cli: Cli) -> None:
+def test_a_run_with_a_season_is_used_like_any_other(run: Path, tmp_path: Path, cli: Cli) -> None:
     recipe = series_recipe(tmp_path, model={"season": 16}, train={"epochs": 25})
     br.train(recipe, tmp_path / "run", quiet=True)
     found = json.loads(cli("evaluate", tmp_path / "run", "--horizon", 20, "--json").out)
@@ -92,10 +92,12 @@ def test_a_run_with_a_season_is_used_like_any_other(tmp_path: Path, cli: Cli) ->
     assert (code, err) == (0, "")
     assert len(json.loads(out)["columns"]["heat"]["mean"]) == 40
     assert cli(*command, "--past", 16).err == ""
-    assert cli(*command, "--past", 15).err == (
+    few = (
         "note: 15 rows are read, fewer than the model's season of 16: the others count as the mean "
         "of their column\n"
     )
+    assert cli(*command, "--past", 15).err == few
+    assert cli("forecast", run, tmp_path / "run", "--samples", 0, "--past", 15).err == few
     odd = cli(
         "train", tmp_path / "run" / "recipe.toml", "model.season=0.5", "--out", tmp_path / "b"
     )

@@ -59,6 +59,13 @@ def test_transcribe_and_evaluate(run: Path, tmp_path: Path, cli: Cli) -> None:
     assert cli("evaluate", run, "--predictions", tmp_path / "p.csv").code == 2
 
 
+def test_runs_that_hear_other_steps_are_no_ensemble(run: Path, tmp_path: Path, cli: Cli) -> None:
+    settings = {"model": {"stack": 1}, "train": {"epochs": 1}}
+    train(speech_recipe(run.parent / "toy", **settings), tmp_path / "slow", quiet=True)
+    [line] = cli("evaluate", run, tmp_path / "slow").errors
+    assert f"frames a step (model.stack or model.windows) is 1 in {tmp_path / 'slow'}" in line
+
+
 def test_pruning_and_retraining_give_the_columns_of_table_2(
     run: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
+from bayesrnn.description import complexity
 from bayesrnn.errors import Invalid
 from small_runs import write_text
 
@@ -27,8 +28,9 @@ def plain() -> nn.Linear:
         lambda folder: br.save(plain(), folder / "model"),  # type: ignore[arg-type]
         lambda folder: br.prune(plain(), fraction=0.5),  # type: ignore[arg-type]
         lambda folder: br.evaluate_text(plain(), br.StreamLoader(np.arange(9), 1, 2)),  # type: ignore[arg-type]
+        lambda folder: complexity(plain()),  # type: ignore[arg-type]
     ],
-    ids=["predict", "save", "prune", "evaluate_text"],
+    ids=["predict", "save", "prune", "evaluate_text", "complexity"],
 )
 def test_a_plain_module_is_named_as_such(use: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="expected a model made by bayesianize, got Linear"):

@@ -59,9 +59,9 @@ def describe(
 def complexity(model: Bayesian, generator: torch.Generator | None = None) -> float | None:
     """What the weights cost in nats: the KL, at one draw where it has no closed form; None where it
     is undefined."""
+    check_bayesian(model)
     if not model.has_description_length:
         return None
-    check_bayesian(model)
     with evaluating(model), model.weights("sample"):  # the draw is one that has not looked at data
         model.resample(generator=generator)
         return model.kl().item()

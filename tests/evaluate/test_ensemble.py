@@ -170,7 +170,9 @@ def test_series_and_their_forecasts() -> None:
     past = torch.full((5, 1, 1), 6.0)
     ahead = forecast(br.Ensemble(models), past, steps=1, samples=0, paths=2000)
     assert ahead.paths.mean(dim=1).flatten().tolist() == pytest.approx([0.0, 3.0, 6.0], abs=0.15)
-    assert ahead.epistemic.item() == pytest.approx(9.0, abs=0.3)  # the variance of 0, 3 and 6
+    assert ahead.epistemic.item() == pytest.approx(6.0, abs=0.2)  # the variance of 0, 3 and 6
+    total = ahead.aleatoric + ahead.epistemic
+    assert ahead.paths.var().item() == pytest.approx(total.item(), rel=1e-3)
 
 
 class Heard(nn.Module):

@@ -92,8 +92,8 @@ def test_a_fan_is_the_forecast_in_the_columns_own_unit(page: Page, waves: Path) 
             ends = [*np.percentile(every, high, 0), *np.percentile(every, low, 0)[::-1]]
             assert shown[band][1:-1] == pytest.approx(ends, rel=1e-4)
         assert shown["epistemic", 0] == shown["total", 0]
-        noise = own.var(axis=1, ddof=1).mean(axis=0) / own.shape[1]
-        doubt = np.sqrt(np.maximum(own.mean(axis=1).var(axis=0, ddof=1) - noise, 0))
+        noise = own.var(axis=1, ddof=1).mean(axis=0) / own.shape[1] * (1 - 1 / DRAWS)
+        doubt = np.sqrt(np.maximum(own.mean(axis=1).var(axis=0) - noise, 0))
         upper = np.array(shown["epistemic", 1][1 : STEPS + 1])
         assert upper - mean[1:] == pytest.approx(1.6449 * doubt, rel=1e-2, abs=1e-4)
         assert upper.max() > max(mean[1:])

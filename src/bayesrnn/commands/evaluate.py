@@ -191,7 +191,7 @@ def evaluate(
     if season is not None and horizon is None:
         raise typer.BadParameter("--season is of --horizon; give that too")
     task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
-    note_data(run, recipe, task.digest, data)
+    note_data(runs, recipe, task.digest, data)
     if isinstance(task, LanguageTask):
         note_unknown(recipe.data.path, task.ids(split), task.vocabulary)
         if data and split != "all" and Path(recipe.data.path).is_file():

@@ -23,10 +23,16 @@ from bayesrnn.data import SeriesData, load_rows
 from bayesrnn.data.series import digits, uneven, unscaled
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.draws import each_draw
-from bayesrnn.evaluate.series import PAST, PATHS, Forecast, paths_each, rows_before
+from bayesrnn.evaluate.series import (
+    PAST,
+    PATHS,
+    Forecast,
+    longest_season,
+    paths_each,
+    rows_before,
+)
 from bayesrnn.evaluate.series import forecast as forecast_rows
 from bayesrnn.files import write_csv
-from bayesrnn.models import SeriesSettings
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
 
@@ -99,7 +105,7 @@ def forecast(
     if read is not None:
         note(f"{settings.path}: {read}")
     began = torch.from_numpy(rows.values[-past:, None]).to(place)
-    season = recipe.model.season if isinstance(recipe.model, SeriesSettings) else 0
+    season = longest_season(model)
     if len(began) < season:
         note(
             f"{len(began)} rows are read, fewer than the model's season of {season}: the others "

@@ -69,6 +69,13 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
+SIZES: Mapping[str, str] = {
+    "inputs": "model.inputs",
+    "classes": "model.classes",
+    "numbers": "model.numbers",
+    "frames_a_step": "the number of frames a step (model.stack or model.windows)",
+}
+"""Of a model, beside its words: of what it reads and gives, the same in all of an ensemble."""
 Weights = Literal["mean", "sample"]
 
 
@@ -109,7 +116,8 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
     members, recipe = [load(first)], recipe_of(first)
     for run in runs[1:]:
         members.append(load(run))
-        if _reading(recipe_of(run)) != _reading(recipe):
+        own = recipe_of(run)
+        if _reading(own) != _reading(recipe):
             raise UserError(
                 f"{run} reads its data in another way than {first} ([data] in their recipe.toml), "
                 "and cannot be in one ensemble with it; give runs that differ in other settings"
@@ -119,6 +127,13 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
                 f"{run} has another vocabulary than {first}, and cannot be in one ensemble with "
                 "it; give runs that were trained on the same data"
             )
+        for size, what in SIZES.items():
+            here, there = (getattr(each.model, size, None) for each in (own, recipe))
+            if here != there:
+                raise UserError(
+                    f"{what} is {here} in {run} and {there} in {first}, so they cannot be in one "
+                    "ensemble; give runs that agree in it"
+                )
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError("an ensemble is of several runs, and one is given twice; give each once")
     model = Ensemble(members) if len(members) > 1 else members[0]
@@ -144,12 +159,17 @@ def names_of(runs: Sequence[Path], as_json: bool) -> dict[str, Any]:
     return {"runs": [str(run) for run in runs] if as_json else ", ".join(map(str, runs))}
 
 
-def note_data(run: Path, recipe: Recipe, digest: str, data: str) -> None:
-    """Say where a run's data (of this digest) have changed since its training; `data` that were
-    given instead are meant to be others."""
-    changed = None if data else changed_data(run, recipe, digest)
-    if changed:
-        note(changed)
+def note_data(runs: Sequence[Path], recipe: Recipe, digest: str, data: str) -> None:
+    """Say where the data (of this digest, by the first run's recipe) are not what a run was trained
+    with; `data` that were given instead are meant to be others."""
+    for run in () if data else runs:
+        changed = changed_data(run, recipe, digest)
+        own = load_recipe(run).data.path
+        if changed and own != recipe.data.path:
+            changed = f"{recipe.data.path}, which all are read on, is not what {run} was trained "
+            changed += f"with: that was {own}, with other data"
+        if changed:
+            note(changed)
 
 
 def note_unknown(text: str, ids: NDArray[np.int32], vocabulary: Vocabulary) -> None:

@@ -146,7 +146,7 @@ def uncertainty(
             assert vocabulary is not None
             if text is None:
                 corpus = load_text(settings, vocabulary)
-                note_data(run, recipe, corpus.digest, data)
+                note_data(runs, recipe, corpus.digest, data)
                 own = Named(part, corpus.ids[part])
             else:
                 own = Named(str(text), encode_file(text, settings, vocabulary))
@@ -162,17 +162,17 @@ def uncertainty(
                 write_tokens(out, found.tokens, vocabulary)
         elif isinstance(settings, CaptionData):
             captions = CaptionTask(recipe, place, vocabulary)
-            note_data(run, recipe, captions.digest, data)
+            note_data(runs, recipe, captions.digest, data)
             found = _captions(model, captions, part, counts, seed, watch)
         elif isinstance(settings, SeriesData):
             series = SeriesTask(recipe, place)
-            note_data(run, recipe, series.digest, data)
+            note_data(runs, recipe, series.digest, data)
             by_draws = series_uncertainty(model, series, part, counts, seed, watch)
             figures = {"split": part, "values": by_draws[0]["values"]}
             found = Found("series", "variances in units of a column's spread", figures, by_draws)
         else:
             examples = LabelledTask(recipe, place, vocabulary)
-            note_data(run, recipe, examples.digest, data)
+            note_data(runs, recipe, examples.digest, data)
             found = _labelled(run, model, examples, part, counts, bins, seed, watch)
     _show(runs, found, window or WINDOW, as_json)
 

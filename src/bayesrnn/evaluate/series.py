@@ -181,12 +181,13 @@ class Forecast:
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance between the draws' means, less what the noise of so few paths gives it; 0
-        for a single draw."""
+        """The variance of the draws' means, less what the noise of so few paths gives it; 0 for a
+        single draw. With the aleatoric it is that of all paths."""
         if len(self.paths) == 1:
             return torch.zeros_like(self.mean)
-        between = self.paths.mean(dim=1).var(dim=0)
-        return (between - self.aleatoric / self.paths.shape[1]).clamp_min(0.0)
+        draws, paths = self.paths.shape[:2]
+        between = self.paths.mean(dim=1).var(dim=0, correction=0)
+        return (between - self.aleatoric * (draws - 1) / (draws * paths)).clamp_min(0.0)
 
     def _within(self) -> Tensor:
         return self.paths.var(dim=1)
@@ -265,8 +266,13 @@ def paths_each(draws: int, paths: int = PATHS) -> int:
 
 def rows_before(model: Network) -> int:
     """How many rows a forecast reads, unless told: PAST, or a whole season of the forecaster's."""
+    return max(PAST, longest_season(model))
+
+
+def longest_season(model: Network) -> int:
+    """That which a forecaster reads; 0 where none does."""
     modules = [member.module for member in members_of(model)]
-    return max([PAST, *(m.season for m in modules if isinstance(m, Forecaster))])
+    return max((m.season for m in modules if isinstance(m, Forecaster)), default=0)
 
 
 @dataclass(frozen=True)
