@@ -120,6 +120,23 @@ def test_points_and_ordinary_parameters_take_the_steps_of_sgd() -> None:
         assert torch.allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("frozen", "learns"), [("rho", "loc"), ("loc", "rho")])
+def test_what_is_frozen_stays_and_the_rest_learns_as_before(frozen: str, learns: str) -> None:
+    x, y = regression()
+    found = []
+    for freezes in (False, True):
+        torch.manual_seed(4)
+        model = model_of(scale=0.2, prior=1.0)
+        [block] = model.each_block()
+        start = {name: p.detach().clone() for name, p in block.parameters_by_name.items()}
+        block.parameters_by_name[frozen].requires_grad_(not freezes)
+        take(model, NaturalGradient(model, len(x), lr=0.1), x, y)
+        assert torch.equal(block.parameters_by_name[frozen], start[frozen]) == freezes
+        found.append(block.parameters_by_name[learns].detach())
+        assert not torch.equal(found[-1], start[learns])
+    assert torch.equal(*found)
+
+
 def test_wrong_settings_are_said_in_one_line() -> None:
     model = model_of(scale=0.2, prior=1.0)
     with pytest.raises(br.Invalid, match=r"momentum must be 0 or above, below 1, got 1\.5"):

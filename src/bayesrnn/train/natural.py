@@ -90,17 +90,23 @@ class NaturalGradient(torch.optim.Optimizer):
                         p.sub_(average, alpha=group["lr"] * unbias)
 
     def _step_of_pair(self, group: dict[str, Any], loc: Tensor, rho: Tensor) -> None:
-        if loc.grad is None or rho.grad is None:
+        """What is frozen has no gradient, and stays; the other of the two goes on."""
+        moves, spreads = loc.grad is not None, rho.grad is not None
+        if not (moves or spreads):
             return
         average, unbias = self._average(group, loc)
         rate = group["lr"] / group["variance"] * unbias
         scale_rate = group["scale_rate"] * group["lr"] * self.sequences
         size = PIECE if loc.device.type == "cpu" else max(len(loc), 1)
-        flat = (loc, rho, average, loc.grad, rho.grad)
+        gradients = [p if p.grad is None else p.grad for p in (loc, rho)]
+        flat = (loc, rho, average, *gradients)
         for m, r, a, d_loc, d_rho in zip(*(tensor.split(size) for tensor in flat), strict=True):
             sigma = softplus(r).add_(SMALLEST_SCALE)
-            a.lerp_(d_loc, 1 - group["momentum"])
-            m.addcmul_(a, sigma.square(), value=-rate)
+            if moves:
+                a.lerp_(d_loc, 1 - group["momentum"])
+                m.addcmul_(a, sigma.square(), value=-rate)
+            if not spreads:
+                continue
             # r d / s: d sigma / d rho is a sigmoid, and 1 / s is sigma^2
             change = d_rho.mul(sigma).mul_(scale_rate).div_(r.sigmoid())
             grown = torch.addcmul(change + 1.0, change, change, value=0.5)  # of s; at least 1/2
