@@ -1,5 +1,7 @@
 """Natural gradients: against the formulas, against the exact posterior, and beside SGD."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,17 +107,34 @@ def test_precisions_stay_positive_whatever_the_gradient(size: float) -> None:
         assert (scale > 0).all()
 
 
-def test_points_and_ordinary_parameters_take_the_steps_of_sgd() -> None:
+class LogScale(br.Gaussian):
+    """A posterior of one's own, which has another rho."""
+
+    def std(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        return parameters["rho"].exp()
+
+    def chain(
+        self, parameters: Mapping[str, Tensor], d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        assert d_scale is not None
+        return {"loc": d_loc, "rho": d_scale * parameters["rho"].exp()}
+
+
+@pytest.mark.parametrize(
+    "posterior", [br.Delta(), br.Gaussian(0.1, learn_scale=False), LogScale(0.1)]
+)
+def test_all_but_learnt_gaussians_takes_the_steps_of_sgd(posterior: br.Posterior) -> None:
     x, y = regression()
-    torch.manual_seed(3)
-    models = [br.bayesianize(nn.Linear(3, 1), br.Delta(), br.Uniform(), ["weight"]).train()]
-    models.append(br.bayesianize(nn.Linear(3, 1), br.Delta(), br.Uniform(), ["weight"]).train())
-    models[1].load_state_dict(models[0].state_dict())
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(br.bayesianize(nn.Linear(3, 1), posterior, br.Uniform(), ["weight"]).train())
     natural = NaturalGradient(models[0], len(x), lr=0.01, momentum=0.0)
     plain = torch.optim.SGD(models[1].parameters(), lr=0.01)
-    for _ in range(3):
-        take(models[0], natural, x, y)
-        take(models[1], plain, x, y)
+    for seed in range(3):
+        for model, optimizer in ((models[0], natural), (models[1], plain)):
+            torch.manual_seed(seed)
+            take(model, optimizer, x, y)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-6)
 

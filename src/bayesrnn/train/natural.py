@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.bayes import Bayesian, Gaussian, Sharpened, check_bayesian
 from bayesrnn.bayes.layout import PIECE
 from bayesrnn.bayes.posterior import SMALLEST_SCALE, softplus_inverse
 from bayesrnn.errors import require
@@ -27,7 +27,8 @@ class NaturalGradient(torch.optim.Optimizer):
     v is the mean variance that training started from, so that `lr` is on SGD's scale; r is
     `scale_rate` times it. Where a loss is quadratic d is its curvature, plus the prior's, less s: s
     goes to the precision of the best independent Gaussian. All else that is learnt (ordinary
-    parameters, points, fixed scales) takes SGD's step with the same momentum.
+    parameters, points, means of fixed scales, posteriors of your own) takes SGD's step along the
+    same running mean of gradients.
 
     `sequences` is how many of them an epoch reads: gradients are of the loss a sequence, as
     `FreeEnergy` gives them, and F is so many times that.
@@ -54,8 +55,8 @@ class NaturalGradient(torch.optim.Optimizer):
         total = 0.0
         count = 0
         for block in model.each_block():
-            found = block.parameters_by_name
-            if "rho" in found:
+            found, posterior = block.parameters_by_name, block.posterior
+            if type(posterior) in (Gaussian, Sharpened) and "rho" in found:
                 groups.append({"params": [found["loc"], found["rho"]], "paired": True})
                 paired |= {found["loc"], found["rho"]}
                 scales = [scale for _, scale in block.left() if scale is not None]
