@@ -17,18 +17,19 @@ from bayesrnn.errors import require
 
 class NaturalGradient(torch.optim.Optimizer):
     """The Bayesian learning rule for Gaussian posteriors (Khan and Rue 2023; Lin et al. 2020, which
-    keeps precisions positive; with momentum it is the IVON of Shen et al. 2024, for any prior).
+    keeps precisions positive; with momentum close to the IVON of Shen et al. 2024, for any prior).
 
-    With F the free energy of all the data, s = 1 / sigma^2 and m the momentum of d F / d mu:
+    With F the free energy of all the data, N `sequences`, s = 1 / sigma^2 and m the running mean of
+    d F / d mu:
 
-        s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma
-        mu <-  mu - rate (sigma^2 / v) m
+        mu <-  mu - (lr / N) (sigma^2 / v) m
+        s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma,   r = lr scale_rate
 
-    v is the mean variance that training started from, so that `lr` is on SGD's scale; r is
-    `scale_rate` times it. Where a loss is quadratic d is its curvature, plus the prior's, less s: s
-    goes to the precision of the best independent Gaussian. All else that is learnt (ordinary
-    parameters, points, means of fixed scales, posteriors of your own) takes SGD's step along the
-    same running mean of gradients.
+    both from the sigma that the draw was made with. v is the mean variance that training started
+    from, so that `lr` is on the scale of SGD's without momentum. Where a loss is quadratic d is its
+    curvature, plus the prior's, less s: s goes to the precision of the best independent Gaussian.
+    All else that is learnt (ordinary parameters, points, means of fixed scales, posteriors of your
+    own) takes SGD's step along the same running mean.
 
     `sequences` is how many of them an epoch reads: gradients are of the loss a sequence, as
     `FreeEnergy` gives them, and F is so many times that.
