@@ -1,5 +1,6 @@
 """Natural gradients: against the formulas, against the exact posterior, and beside SGD."""
 
+import copy
 from collections.abc import Mapping
 
 import pytest
@@ -154,6 +155,19 @@ def test_what_is_frozen_stays_and_the_rest_learns_as_before(frozen: str, learns:
         found.append(block.parameters_by_name[learns].detach())
         assert not torch.equal(found[-1], start[learns])
     assert torch.equal(*found)
+
+
+def test_a_copy_goes_on_as_the_original_does() -> None:
+    x, y = regression()
+    model = model_of(scale=0.2, prior=1.0)
+    optimizer = NaturalGradient(model, len(x), lr=0.1)
+    take(model, optimizer, x, y)
+    copied = copy.deepcopy((model, optimizer))
+    for pair in ((model, optimizer), copied):
+        torch.manual_seed(5)
+        take(*pair, x, y)
+    for one, other in zip(model.parameters(), copied[0].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_wrong_settings_are_said_in_one_line() -> None:

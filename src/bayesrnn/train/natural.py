@@ -50,7 +50,6 @@ class NaturalGradient(torch.optim.Optimizer):
             (0 <= momentum < 1, "momentum", f"must be 0 or above, below 1, got {momentum}"),
             (0 <= scale_rate < 1, "scale_rate", f"must be 0 or above, below 1, got {scale_rate}"),
         )
-        self.sequences = sequences
         groups: list[dict[str, Any]] = []
         paired: set[Tensor] = set()
         total = 0.0
@@ -71,6 +70,7 @@ class NaturalGradient(torch.optim.Optimizer):
             "lr": lr,
             "momentum": momentum,
             "scale_rate": scale_rate,
+            "sequences": sequences,
             "variance": variance,
             "taken": 0,
         }
@@ -98,7 +98,7 @@ class NaturalGradient(torch.optim.Optimizer):
             return
         average, unbias = self._average(group, loc)
         rate = group["lr"] / group["variance"] * unbias
-        scale_rate = group["scale_rate"] * group["lr"] * self.sequences
+        scale_rate = group["scale_rate"] * group["lr"] * group["sequences"]
         size = PIECE if loc.device.type == "cpu" else max(len(loc), 1)
         gradients = [p if p.grad is None else p.grad for p in (loc, rho)]
         flat = (loc, rho, average, *gradients)
