@@ -197,6 +197,14 @@ def test_a_saved_model_trains_on_and_is_saved_again(tmp_path: Path) -> None:
     assert math.isfinite(found.kl().item())
 
 
+@pytest.mark.parametrize("step", [np.float32(0.1), torch.tensor(0.1)])
+def test_a_step_may_be_a_number_of_an_array(step: float, tmp_path: Path) -> None:
+    model = build()
+    br.save(model, tmp_path / "m", step=step)
+    with rounded(model, step):
+        assert_same_means(br.load(tmp_path / "m", Net()), model)
+
+
 @pytest.mark.parametrize("step", [0.0, -1.0, math.nan, math.inf])
 def test_a_step_is_a_number_above_zero(step: float, tmp_path: Path) -> None:
     model = build()

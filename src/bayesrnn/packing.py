@@ -54,7 +54,7 @@ def pack(
         stored["scale"] = _by_row(stored["scale"], keep)
     else:
         stored.pop("keep", None)
-    return stored, {"shape": list(loc.shape), "step": step, "levels": kind}
+    return stored, {"shape": list(loc.shape), "step": float(step), "levels": kind}
 
 
 def stored_shapes(

@@ -1,5 +1,8 @@
 """Natural gradients: against the formulas, against the exact posterior, and beside SGD."""
 
+import copy
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -105,19 +108,66 @@ def test_precisions_stay_positive_whatever_the_gradient(size: float) -> None:
         assert (scale > 0).all()
 
 
-def test_points_and_ordinary_parameters_take_the_steps_of_sgd() -> None:
+class LogScale(br.Gaussian):
+    """A posterior of one's own, which has another rho."""
+
+    def std(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        return parameters["rho"].exp()
+
+    def chain(
+        self, parameters: Mapping[str, Tensor], d_loc: Tensor, d_scale: Tensor | None
+    ) -> dict[str, Tensor]:
+        assert d_scale is not None
+        return {"loc": d_loc, "rho": d_scale * parameters["rho"].exp()}
+
+
+@pytest.mark.parametrize(
+    "posterior", [br.Delta(), br.Gaussian(0.1, learn_scale=False), LogScale(0.1)]
+)
+def test_all_but_learnt_gaussians_takes_the_steps_of_sgd(posterior: br.Posterior) -> None:
     x, y = regression()
-    torch.manual_seed(3)
-    models = [br.bayesianize(nn.Linear(3, 1), br.Delta(), br.Uniform(), ["weight"]).train()]
-    models.append(br.bayesianize(nn.Linear(3, 1), br.Delta(), br.Uniform(), ["weight"]).train())
-    models[1].load_state_dict(models[0].state_dict())
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(br.bayesianize(nn.Linear(3, 1), posterior, br.Uniform(), ["weight"]).train())
     natural = NaturalGradient(models[0], len(x), lr=0.01, momentum=0.0)
     plain = torch.optim.SGD(models[1].parameters(), lr=0.01)
-    for _ in range(3):
-        take(models[0], natural, x, y)
-        take(models[1], plain, x, y)
+    for seed in range(3):
+        for model, optimizer in ((models[0], natural), (models[1], plain)):
+            torch.manual_seed(seed)
+            take(model, optimizer, x, y)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("frozen", "learns"), [("rho", "loc"), ("loc", "rho")])
+def test_what_is_frozen_stays_and_the_rest_learns_as_before(frozen: str, learns: str) -> None:
+    x, y = regression()
+    found = []
+    for freezes in (False, True):
+        torch.manual_seed(4)
+        model = model_of(scale=0.2, prior=1.0)
+        [block] = model.each_block()
+        start = {name: p.detach().clone() for name, p in block.parameters_by_name.items()}
+        block.parameters_by_name[frozen].requires_grad_(not freezes)
+        take(model, NaturalGradient(model, len(x), lr=0.1), x, y)
+        assert torch.equal(block.parameters_by_name[frozen], start[frozen]) == freezes
+        found.append(block.parameters_by_name[learns].detach())
+        assert not torch.equal(found[-1], start[learns])
+    assert torch.equal(*found)
+
+
+def test_a_copy_goes_on_as_the_original_does() -> None:
+    x, y = regression()
+    model = model_of(scale=0.2, prior=1.0)
+    optimizer = NaturalGradient(model, len(x), lr=0.1)
+    take(model, optimizer, x, y)
+    copied = copy.deepcopy((model, optimizer))
+    for pair in ((model, optimizer), copied):
+        torch.manual_seed(5)
+        take(*pair, x, y)
+    for one, other in zip(model.parameters(), copied[0].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_wrong_settings_are_said_in_one_line() -> None:
@@ -126,3 +176,7 @@ def test_wrong_settings_are_said_in_one_line() -> None:
         NaturalGradient(model, 10, momentum=1.5)
     with pytest.raises(br.Invalid, match="sequences must be at least 1, got 0"):
         NaturalGradient(model, 0)
+    with pytest.raises(br.Invalid, match="lr must be a finite number, 0 or above, got -1"):
+        NaturalGradient(model, 10, lr=-1.0)
+    with pytest.raises(TypeError, match="expected a model made by bayesianize, got generator"):
+        NaturalGradient(model.parameters(), 10)  # type: ignore[arg-type]

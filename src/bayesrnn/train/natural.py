@@ -1,6 +1,7 @@
 """Natural gradients: every weight learns in proportion to its posterior variance, and its precision
 from the curvature that the draws show."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, Gaussian, Sharpened, check_bayesian
 from bayesrnn.bayes.layout import PIECE
 from bayesrnn.bayes.posterior import SMALLEST_SCALE, softplus_inverse
 from bayesrnn.errors import require
@@ -16,17 +17,19 @@ from bayesrnn.errors import require
 
 class NaturalGradient(torch.optim.Optimizer):
     """The Bayesian learning rule for Gaussian posteriors (Khan and Rue 2023; Lin et al. 2020, which
-    keeps precisions positive; with momentum it is the IVON of Shen et al. 2024, for any prior).
+    keeps precisions positive; with momentum close to the IVON of Shen et al. 2024, for any prior).
 
-    With F the free energy of all the data, s = 1 / sigma^2 and m the momentum of d F / d mu:
+    With F the free energy of all the data, N `sequences`, s = 1 / sigma^2 and m the running mean of
+    d F / d mu:
 
-        s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma
-        mu <-  mu - rate (sigma^2 / v) m
+        mu <-  mu - (lr / N) (sigma^2 / v) m
+        s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma,   r = lr scale_rate
 
-    v is the mean variance that training started from, so that `lr` is on SGD's scale; r is
-    `scale_rate` times it. Where a loss is quadratic d is its curvature, plus the prior's, less s: s
-    goes to the precision of the best independent Gaussian. All else that is learnt (ordinary
-    parameters, points, fixed scales) takes SGD's step with the same momentum.
+    both from the sigma that the draw was made with. v is the mean variance that training started
+    from, so that `lr` is on the scale of SGD's without momentum. Where a loss is quadratic d is its
+    curvature, plus the prior's, less s: s goes to the precision of the best independent Gaussian.
+    All else that is learnt (ordinary parameters, points, means of fixed scales, posteriors of your
+    own) takes SGD's step along the same running mean.
 
     `sequences` is how many of them an epoch reads: gradients are of the loss a sequence, as
     `FreeEnergy` gives them, and F is so many times that.
@@ -40,19 +43,20 @@ class NaturalGradient(torch.optim.Optimizer):
         momentum: float = 0.9,
         scale_rate: float = 1e-3,
     ) -> None:
+        check_bayesian(model)
         require(
+            (0 <= lr < math.inf, "lr", f"must be a finite number, 0 or above, got {lr}"),
             (sequences >= 1, "sequences", f"must be at least 1, got {sequences}"),
             (0 <= momentum < 1, "momentum", f"must be 0 or above, below 1, got {momentum}"),
             (0 <= scale_rate < 1, "scale_rate", f"must be 0 or above, below 1, got {scale_rate}"),
         )
-        self.sequences = sequences
         groups: list[dict[str, Any]] = []
         paired: set[Tensor] = set()
         total = 0.0
         count = 0
         for block in model.each_block():
-            found = block.parameters_by_name
-            if "rho" in found:
+            found, posterior = block.parameters_by_name, block.posterior
+            if type(posterior) in (Gaussian, Sharpened) and "rho" in found:
                 groups.append({"params": [found["loc"], found["rho"]], "paired": True})
                 paired |= {found["loc"], found["rho"]}
                 scales = [scale for _, scale in block.left() if scale is not None]
@@ -66,6 +70,7 @@ class NaturalGradient(torch.optim.Optimizer):
             "lr": lr,
             "momentum": momentum,
             "scale_rate": scale_rate,
+            "sequences": sequences,
             "variance": variance,
             "taken": 0,
         }
@@ -87,17 +92,23 @@ class NaturalGradient(torch.optim.Optimizer):
                         p.sub_(average, alpha=group["lr"] * unbias)
 
     def _step_of_pair(self, group: dict[str, Any], loc: Tensor, rho: Tensor) -> None:
-        if loc.grad is None or rho.grad is None:
+        """What is frozen has no gradient, and stays; the other of the two goes on."""
+        moves, spreads = loc.grad is not None, rho.grad is not None
+        if not (moves or spreads):
             return
         average, unbias = self._average(group, loc)
         rate = group["lr"] / group["variance"] * unbias
-        scale_rate = group["scale_rate"] * group["lr"] * self.sequences
+        scale_rate = group["scale_rate"] * group["lr"] * group["sequences"]
         size = PIECE if loc.device.type == "cpu" else max(len(loc), 1)
-        flat = (loc, rho, average, loc.grad, rho.grad)
+        gradients = [p if p.grad is None else p.grad for p in (loc, rho)]
+        flat = (loc, rho, average, *gradients)
         for m, r, a, d_loc, d_rho in zip(*(tensor.split(size) for tensor in flat), strict=True):
             sigma = softplus(r).add_(SMALLEST_SCALE)
-            a.lerp_(d_loc, 1 - group["momentum"])
-            m.addcmul_(a, sigma.square(), value=-rate)
+            if moves:
+                a.lerp_(d_loc, 1 - group["momentum"])
+                m.addcmul_(a, sigma.square(), value=-rate)
+            if not spreads:
+                continue
             # r d / s: d sigma / d rho is a sigmoid, and 1 / s is sigma^2
             change = d_rho.mul(sigma).mul_(scale_rate).div_(r.sigmoid())
             grown = torch.addcmul(change + 1.0, change, change, value=0.5)  # of s; at least 1/2
