@@ -600,6 +600,19 @@ def test_a_log_that_cannot_be_written_is_one_line(cli: Cli, finished: Path, run:
     assert re.fullmatch(r"cannot write .*log\.txt: No space left on device; free some space", line)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_lock_that_cannot_be_written_is_one_line(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / ".lock").symlink_to("/dev/full")
+    result = cli("prune", finished, "--fraction", "0.5", "--out", small)
+    assert result.code == 1
+    [line] = result.errors
+    assert re.fullmatch(rf"cannot write {small}: .*; .*", line)
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
 def test_metrics_that_cannot_be_written_are_one_line(
     cli: Cli, finished: Path, run: Path, monkeypatch: pytest.MonkeyPatch
