@@ -695,8 +695,8 @@ def test_runs_that_are_no_ensemble(cli: Cli, finished: Path, second: Path, tmp_p
     assert learning.code == 2
     assert "--dynamic is of one run, and 2 are given" in learning.err
     for change, message in (
-        ("v", "has another vocabulary than"),
-        ("w", "reads its data in another way than"),
+        ("v", "has another vocabulary than {}"),
+        ("w", "reads its data in another way than {} (data.lowercase is true, not false)"),
     ):
         folder = tmp_path / change
         recipe = small_recipe(folder, data={"lowercase": change == "w"})
@@ -705,7 +705,7 @@ def test_runs_that_are_no_ensemble(cli: Cli, finished: Path, second: Path, tmp_p
         loop.train(recipe, folder / "run", quiet=True)
         other = cli("evaluate", finished, folder / "run")
         assert other.code == 1
-        assert f"{folder / 'run'} {message} {finished}" in other.errors[0]
+        assert f"{folder / 'run'} {message.format(finished)}" in other.errors[0]
 
 
 # --- bad input to evaluate and generate ------------------------------------------------------
