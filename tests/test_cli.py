@@ -1029,6 +1029,7 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     for flags, message in (
         (["--sharpened", "--streams", "1"], "with --streams or --segment give --look"),
         (["--sharpened", "--segment", "7"], "with --streams or --segment give --look"),
+        (["--segment", "7"], "is of --dynamic and --sharpened"),
         (["--look", "1"], "give that too"),
         (["--looks", "2"], "--looks is of --sharpened"),
         (["--sharpened", "--look", "1", "--looks", "0"], "greater than or equal to 1"),
