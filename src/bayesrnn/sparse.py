@@ -147,6 +147,11 @@ class SparseLSTM(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, state: Pair | None = None) -> tuple[Tensor, Pair]:
         """x [T, B, in] (or [B, T, in], or [T, in]) and the state, as `nn.LSTM` has them."""
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"an nn.LSTM without its zeros takes a padded tensor, got {type(x).__name__}; keep "
+                "it dense with sparse_network(model, lstm_from=2**62), or give padded sequences"
+            )
         alone = x.dim() == 2
         if alone:
             x = x[:, None]
