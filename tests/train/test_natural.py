@@ -126,3 +126,5 @@ def test_wrong_settings_are_said_in_one_line() -> None:
         NaturalGradient(model, 10, momentum=1.5)
     with pytest.raises(br.Invalid, match="sequences must be at least 1, got 0"):
         NaturalGradient(model, 0)
+    with pytest.raises(br.Invalid, match=r"lr must be a finite number, 0 or above, got -0\.1"):
+        NaturalGradient(model, 10, lr=-0.1)

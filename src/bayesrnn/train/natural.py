@@ -1,6 +1,7 @@
 """Natural gradients: every weight learns in proportion to its posterior variance, and its precision
 from the curvature that the draws show."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.bayes.layout import PIECE
 from bayesrnn.bayes.posterior import SMALLEST_SCALE, softplus_inverse
 from bayesrnn.errors import require
@@ -40,7 +41,9 @@ class NaturalGradient(torch.optim.Optimizer):
         momentum: float = 0.9,
         scale_rate: float = 1e-3,
     ) -> None:
+        check_bayesian(model)
         require(
+            (0 <= lr < math.inf, "lr", f"must be a finite number, 0 or above, got {lr}"),
             (sequences >= 1, "sequences", f"must be at least 1, got {sequences}"),
             (0 <= momentum < 1, "momentum", f"must be 0 or above, below 1, got {momentum}"),
             (0 <= scale_rate < 1, "scale_rate", f"must be 0 or above, below 1, got {scale_rate}"),
