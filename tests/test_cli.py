@@ -600,6 +600,19 @@ def test_a_log_that_cannot_be_written_is_one_line(cli: Cli, finished: Path, run:
     assert re.fullmatch(r"cannot write .*log\.txt: No space left on device; free some space", line)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_lock_that_cannot_be_written_is_one_line(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / ".lock").symlink_to("/dev/full")
+    result = cli("prune", finished, "--fraction", "0.5", "--out", small)
+    assert result.code == 1
+    [line] = result.errors
+    assert re.fullmatch(rf"cannot write {small}: .*; .*", line)
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
 def test_metrics_that_cannot_be_written_are_one_line(
     cli: Cli, finished: Path, run: Path, monkeypatch: pytest.MonkeyPatch
@@ -682,8 +695,8 @@ def test_runs_that_are_no_ensemble(cli: Cli, finished: Path, second: Path, tmp_p
     assert learning.code == 2
     assert "--dynamic is of one run, and 2 are given" in learning.err
     for change, message in (
-        ("v", "has another vocabulary than"),
-        ("w", "reads its data in another way than"),
+        ("v", "has another vocabulary than {}"),
+        ("w", "reads its data in another way than {} (data.lowercase is true, not false)"),
     ):
         folder = tmp_path / change
         recipe = small_recipe(folder, data={"lowercase": change == "w"})
@@ -692,7 +705,7 @@ def test_runs_that_are_no_ensemble(cli: Cli, finished: Path, second: Path, tmp_p
         loop.train(recipe, folder / "run", quiet=True)
         other = cli("evaluate", finished, folder / "run")
         assert other.code == 1
-        assert f"{folder / 'run'} {message} {finished}" in other.errors[0]
+        assert f"{folder / 'run'} {message.format(finished)}" in other.errors[0]
 
 
 # --- bad input to evaluate and generate ------------------------------------------------------
@@ -1016,6 +1029,7 @@ def test_a_model_may_look_though_it_was_not_trained_to(tmp_path: Path, cli: Cli)
     for flags, message in (
         (["--sharpened", "--streams", "1"], "with --streams or --segment give --look"),
         (["--sharpened", "--segment", "7"], "with --streams or --segment give --look"),
+        (["--segment", "7"], "is of --dynamic and --sharpened"),
         (["--look", "1"], "give that too"),
         (["--looks", "2"], "--looks is of --sharpened"),
         (["--sharpened", "--look", "1", "--looks", "0"], "greater than or equal to 1"),

@@ -92,6 +92,28 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert message in result.errors[0]
 
 
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [(None, "cannot read {}: No such file"), ("\n", "{} is empty or blank")],
+)
+def test_a_text_that_cannot_be_shaded_is_refused_before_the_work(
+    contents: str | None,
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    letter = tmp_path / "letter.txt"
+    if contents is not None:
+        letter.write_text(contents)
+    monkeypatch.setattr(report_command, "examine", lambda *given: pytest.fail("it was begun"))
+    result = cli("report", run, "--text", letter, "--out", tmp_path / "page.html")
+    assert result.code == 1
+    [line] = result.errors
+    assert message.format(letter) in line
+
+
 def test_a_report_says_where_the_metrics_are_damaged(run: Path, tmp_path: Path, cli: Cli) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run, copied)

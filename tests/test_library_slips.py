@@ -14,11 +14,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import bayesrnn as br
 from bayesrnn.description import complexity
 from bayesrnn.errors import Invalid
+from bayesrnn.evaluate.sharpened import evaluate_sharpened
 from small_runs import write_text
 
 
 def plain() -> nn.Linear:
     return nn.Linear(3, 2)
+
+
+def text() -> br.StreamLoader:
+    return br.StreamLoader(np.arange(9), 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -27,10 +32,34 @@ def plain() -> nn.Linear:
         lambda folder: br.predict(plain(), torch.zeros(1, 3)),  # type: ignore[arg-type]
         lambda folder: br.save(plain(), folder / "model"),  # type: ignore[arg-type]
         lambda folder: br.prune(plain(), fraction=0.5),  # type: ignore[arg-type]
-        lambda folder: br.evaluate_text(plain(), br.StreamLoader(np.arange(9), 1, 2)),  # type: ignore[arg-type]
+        lambda folder: br.evaluate_text(plain(), text()),  # type: ignore[arg-type]
+        lambda folder: br.dynamic_evaluate(plain(), text(), 0.1),  # type: ignore[arg-type]
+        lambda folder: evaluate_sharpened(plain(), text()),  # type: ignore[arg-type]
+        lambda folder: br.sharpen(plain(), "*", 0.1, 0.2),  # type: ignore[arg-type]
+        lambda folder: br.NaturalGradient(plain(), 9),  # type: ignore[arg-type]
+        lambda folder: br.signal_to_noise(plain()),  # type: ignore[arg-type]
+        lambda folder: br.pruning_curve(plain(), lambda model: 0.0),  # type: ignore[arg-type]
+        lambda folder: br.structure(plain()),  # type: ignore[arg-type]
+        lambda folder: br.weight_bits(plain()),  # type: ignore[arg-type]
+        lambda folder: br.sparse_network(plain()),  # type: ignore[arg-type]
         lambda folder: complexity(plain()),  # type: ignore[arg-type]
     ],
-    ids=["predict", "save", "prune", "evaluate_text", "complexity"],
+    ids=[
+        "predict",
+        "save",
+        "prune",
+        "evaluate_text",
+        "dynamic_evaluate",
+        "evaluate_sharpened",
+        "sharpen",
+        "NaturalGradient",
+        "signal_to_noise",
+        "pruning_curve",
+        "structure",
+        "weight_bits",
+        "sparse_network",
+        "complexity",
+    ],
 )
 def test_a_plain_module_is_named_as_such(use: Callable[[Path], object], tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="expected a model made by bayesianize, got Linear"):

@@ -119,3 +119,12 @@ def test_other_layers_stay() -> None:
         x = torch.randn(3, 2, 4)
         with torch.no_grad():
             torch.testing.assert_close(network(x)[0], model(x)[0])
+
+
+def test_packed_sequences_are_refused() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 8), [5, 3])
+    model = pruned(nn.LSTM(8, 6), 0.9)
+    with pytest.raises(TypeError, match="takes a padded tensor, got PackedSequence"):
+        sparse_network(model)(packed)
+    found, _ = sparse_network(model, lstm_from=2**62)(packed)
+    torch.testing.assert_close(found.data, model(packed)[0].data)

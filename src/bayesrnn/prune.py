@@ -51,6 +51,7 @@ def signal_to_noise(model: Bayesian) -> dict[str, Tensor]:
     >>> signal_to_noise(bayesianize(net, Gaussian(scale=0.05), Normal()))["weight"]
     tensor([[2.0000, 2.0000]])
     """
+    check_bayesian(model)
     found: dict[str, Tensor] = {}
     for block in model.each_block():
         keep = None if block.keep is None else block.layout.split(block.keep)
@@ -265,6 +266,7 @@ def pruning_curve(
     bits are exact where the KL is, otherwise of one draw. Without fractions and thresholds it
     takes `FRACTIONS`. `advance` is told each point as soon as it is there.
     """
+    check_bayesian(model)
     if fractions is None and thresholds is None:
         fractions = FRACTIONS
     given, limits = list(fractions or ()), list(thresholds or ())
@@ -413,6 +415,7 @@ def _units(masks: dict[str, Tensor], path: str, layer: str) -> Units:
 
 def kept(model: Bayesian) -> dict[str, Tensor]:
     """True for each drawn weight that is left, by name."""
+    check_bayesian(model)
     found: dict[str, Tensor] = {}
     for block in model.each_block():
         loc = block.parameters_by_name["loc"]

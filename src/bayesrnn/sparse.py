@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.errors import require
 from bayesrnn.models.linear import is_linear
 
@@ -33,6 +33,7 @@ def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) 
     at least that part of their weights is 0, an `nn.LSTM` only with so many recurrent weights a
     layer; everything else is as it was.
     """
+    check_bayesian(model)
     require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))
     network = plain_network(model)
     fused = (nn.TransformerEncoderLayer, nn.MultiheadAttention)  # which read their layers' weights
@@ -147,6 +148,11 @@ class SparseLSTM(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor, state: Pair | None = None) -> tuple[Tensor, Pair]:
         """x [T, B, in] (or [B, T, in], or [T, in]) and the state, as `nn.LSTM` has them."""
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"an nn.LSTM without its zeros takes a padded tensor, got {type(x).__name__}; keep "
+                "it dense with sparse_network(model, lstm_from=2**62), or give padded sequences"
+            )
         alone = x.dim() == 2
         if alone:
             x = x[:, None]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import Draw, exact_pair
@@ -39,6 +39,7 @@ def weight_bits(
     >>> weight_bits(bayesianize(net, Gaussian(scale=0.5), Normal()))["weight"]
     tensor([[3.3444, 3.3444]])
     """
+    check_bayesian(model)
     require((samples >= 1, "samples", f"must be at least 1, got {samples}"))
     model.fit_priors()
     found: dict[str, Tensor] = {}

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.posterior import Gaussian, Tensors, fill_normal
 from bayesrnn.errors import Invalid, require
 
@@ -190,6 +190,7 @@ def sharpen(
     >>> [block.posterior.kind for block in looking.each_block()]
     ['gaussian', 'sharpened']
     """
+    check_bayesian(model)
     model = copy.deepcopy(model)
     found = False
     for block in model.each_block():

@@ -288,7 +288,7 @@ def _check(
     if dynamic is not None and (weights == "sample" or samples):
         raise typer.BadParameter("--dynamic moves the posterior mean; leave out draws")
     if dynamic is None and segment is not None:
-        raise typer.BadParameter("--segment is of --dynamic; give that too")
+        raise typer.BadParameter("--segment is of --dynamic and --sharpened; give one of them too")
 
 
 def _unasked(figures: Mapping[str, Any], sharpened: bool) -> set[str]:

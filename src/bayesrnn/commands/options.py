@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,9 +25,9 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
-from bayesrnn.recipe import Recipe
+from bayesrnn.recipe import Recipe, differences
 from bayesrnn.saving import has_vocabulary, load, load_recipe, load_vocabulary
-from bayesrnn.train.run import PLACES, Run, changed_data, epochs_missing
+from bayesrnn.train.run import PLACES, Run, changed_data, epochs_missing, shown
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 RunFolders = Annotated[
@@ -117,10 +116,11 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
     for run in runs[1:]:
         members.append(load(run))
         own = recipe_of(run)
-        if _reading(own) != _reading(recipe):
+        other = _reads_otherwise(recipe, own)
+        if other:
             raise UserError(
-                f"{run} reads its data in another way than {first} ([data] in their recipe.toml), "
-                "and cannot be in one ensemble with it; give runs that differ in other settings"
+                f"{run} reads its data in another way than {first} ({other}), and cannot be in one "
+                "ensemble with it; give runs that differ in other settings"
             )
         if has_vocabulary(recipe) and load_vocabulary(run) != load_vocabulary(first):
             raise UserError(
@@ -140,9 +140,12 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
     return model.to(device), recipe
 
 
-def _reading(recipe: Recipe) -> dict[str, Any]:
-    """The settings of its data, but for where they lie."""
-    return {k: v for k, v in asdict(recipe.data).items() if f"data.{k}" not in PLACES}
+def _reads_otherwise(recipe: Recipe, other: Recipe) -> str | None:
+    """The first setting of the data, but for where they lie, that is another one."""
+    for key, (old, new) in differences(recipe, other).items():
+        if key.startswith("data.") and key not in PLACES:
+            return f"{key} is {shown(new)}, not {shown(old)}"
+    return None
 
 
 def only_run(runs: Sequence[Path], flag: str) -> Path:

@@ -26,6 +26,7 @@ from bayesrnn.report.choices import Choices
 from bayesrnn.report.figures import require_plotly
 from bayesrnn.report.findings import examine, names_of
 from bayesrnn.report.page import write_page
+from bayesrnn.report.passage import passage_of_file
 from bayesrnn.train.loop import choose_device
 
 
@@ -111,14 +112,18 @@ def report(
 
 
 def _check(runs: list[Path], text: Path | None, pictures: Path | None, season: int | None) -> None:
-    """Say what is wrong with a folder before anything is measured."""
+    """Say what is wrong with a folder or a text before anything is measured."""
     for run in runs:
         if not (run / "recipe.toml").is_file() or not (run / "model").is_dir():
             why = "there is no such folder" if not run.exists() else "it has no finished model"
             raise UserError(f"{run} is no run to report on: {why}; train one with --out")
     kinds = [recipe_of(run).data for run in runs]
-    if text is not None and not any(isinstance(kind, TextData) for kind in kinds):
-        raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
+    if text is not None:
+        shading = [kind for kind in kinds if isinstance(kind, TextData)]
+        if not shading:
+            raise typer.BadParameter(f"--text is not for a run on {kinds[0].kind}")
+        for kind in shading:
+            passage_of_file(text, kind)
     if season is not None and not any(isinstance(kind, SeriesData) for kind in kinds):
         raise typer.BadParameter(f"--season is not for a run on {kinds[0].kind}")
     if pictures is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian
+from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.bayes.passes import clip_pass
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError, require
@@ -87,6 +87,7 @@ def dynamic_evaluate(
     `by_variance`: the rate of each weight is `rate` times its variance over the mean variance of
     all; parameters without one learn at `rate`.
     """
+    check_bayesian(model)
     require(
         (0 <= rate < math.inf, "rate", f"must be a finite number, 0 or above, got {rate}"),
         (0 <= clip < math.inf, "clip", f"must be 0 (off) or above, got {clip}"),

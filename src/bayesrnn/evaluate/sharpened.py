@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesrnn.bayes import Bayesian, sharpen
+from bayesrnn.bayes import Bayesian, check_bayesian, sharpen
 from bayesrnn.data.batching import Batch, StreamLoader
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.draws import evaluating
@@ -129,6 +129,7 @@ def evaluate_sharpened(
     0 the mean of a copy learns from each cut once that is scored and paid for: still a bound, since
     what a cut is scored with depends on earlier cuts and on its own look alone.
     """
+    check_bayesian(model)
     require((draws >= 1, "draws", f"must be at least 1, got {draws}"))
     if not any(block.posterior.looks_at_data for block in model.each_block()):
         raise UserError(

@@ -53,20 +53,20 @@ class Run:
         """Hold the folder for this process; the lock ends with the process, however it ends."""
         with writing(self.path, "choose another --out"):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = self.lock.open("a+")
+            file = self.lock.open("a+b", buffering=0)  # nothing is left to write when it is closed
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 file.seek(0)
-                owner = file.read().strip() or "unknown"
+                owner = file.read().decode().strip() or "unknown"
                 raise UserError(
                     f"{self.path} is in use by another process (number {owner}); wait for it or "
                     "choose another --out"
                 ) from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+            with writing(self.path):
+                file.truncate(0)
+                file.write(str(os.getpid()).encode())
             yield
 
     def check(self, recipe: Recipe, fresh: bool) -> None:
