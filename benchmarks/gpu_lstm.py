@@ -47,7 +47,7 @@ def gate_products(  # type: ignore[no-untyped-def]
     return i, f, g, o
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wave"])
 def forward_step(  # type: ignore[no-untyped-def]
     of_x,  # [T, B, 4 H] x W_ih' + b of layer 1
     w_hh1,
@@ -138,7 +138,7 @@ def part_product(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wave"])
 def backward_products(  # type: ignore[no-untyped-def]
     d_gates1,  # [T + 1, B, 4 H], the last one 0; likewise d_gates2
     d_gates2,
@@ -183,7 +183,7 @@ def backward_products(  # type: ignore[no-untyped-def]
     tl.store(out, total, mask=fits[:, None] & real[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wave"])
 def backward_gates(  # type: ignore[no-untyped-def]
     d_y,  # [T, B, H]
     parts,
@@ -348,9 +348,9 @@ def main() -> None:
             "both": ms(lambda: torch.autograd.grad(rnn(x)[0], leaves, d_y)),
         }
         plain = x.detach()
-        for deep in (32, 64, 128):
+        for deep in (64, 128):
             for warps in (4, 8):
-                for tile, parts in ((16, 4), (32, 8), (64, 8), (64, 16)):
+                for tile, parts in ((16, 4), (32, 8), (64, 16)):
                     waves = Waves(rnn, Shape(deep, warps, 3, tile, parts))
                     record["ms"][f"deep {deep}, warps {warps}, back {tile} x {parts}"] = {
                         "forward": ms(lambda w=waves: w.forward(plain)),  # type: ignore[misc]
