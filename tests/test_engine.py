@@ -328,6 +328,39 @@ def test_no_old_recording_goes_while_a_new_one_is_made(
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_generator_of_its_own_is_named_to_every_recording(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has its state back where the recording fails, which draws from it in vain."""
+    named: list[torch.Generator] = []
+    graph = SimpleNamespace(pool=lambda: None, register_generator_state=named.append)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", lambda: graph)
+    monkeypatch.setattr("torch.cuda.graph", lambda graph, **how: nullcontext())
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
+    monkeypatch.setattr("torch.cuda.set_stream", lambda stream: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.default_generators", {None: torch.default_generator})
+    own = torch.Generator().manual_seed(5)
+    states = [generator.get_state() for generator in (own, torch.default_generator)]
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        drawn = x + torch.rand(3, generator=own) + torch.rand(3)
+        if fails:
+            raise RuntimeError("it looked at a value")
+        return (drawn,)
+
+    for generator, names in ((own, [own]), (None, []), (torch.default_generator, [])):
+        named.clear()
+        replay = Replay(function, torch.device("cpu"), generator)
+        replay._stream = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+        assert (replay._record([torch.ones(3)]) is None) == fails
+        assert named == names * (2 if fails else 1)  # again for the one that puts all right
+        if fails and generator is own:
+            for each, state in zip((own, torch.default_generator), states, strict=True):
+                assert torch.equal(each.get_state(), state)
+
+
 @pytest.mark.parametrize(("precision", "matmul"), [("tf32", "high"), ("float32", "highest")])
 def test_tf32_is_allowed_for_a_while_only(precision: str, matmul: str) -> None:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

@@ -68,11 +68,17 @@ class Replay:
     recorded, calls of others run as they are. What is returned is overwritten by the next call. The
     function must not look at a tensor's value; one that does, or that cannot be recorded for
     another reason, runs as it is for good, and `refused` says why. On a CPU everything runs as it
-    is.
+    is. A `generator` of its own that the function draws from must be named.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]], device: torch.device) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> None:
         self._function = function
+        self._generator = generator
         self._recordings: dict[Shapes, Recording] = {}
         self._calls: Counter[Shapes] = Counter()
         self._pool: Any = None  # one memory for all: only one of them runs at a time
@@ -121,7 +127,8 @@ class Replay:
         mine = [x.clone() for x in inputs]
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream(stream.device)
-        random = torch.cuda.default_generators[stream.device.index].get_state()
+        random = [generator.get_state() for generator in self._generators()]
+        self._register(graph)
         try:
             with _undisturbed(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 outputs = self._function(*mine)
@@ -135,12 +142,26 @@ class Replay:
         self._pool = graph.pool()
         return Recording(graph, mine, outputs)
 
-    def _recover(self, stream: torch.cuda.Stream, random: Tensor) -> None:
+    def _recover(self, stream: torch.cuda.Stream, random: Sequence[Tensor]) -> None:
         """After a recording that failed torch's generator still believes to be recorded, and
         refuses to draw; a recording that succeeds puts that right."""
-        with _undisturbed(), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        graph = torch.cuda.CUDAGraph()
+        self._register(graph)
+        with _undisturbed(), torch.cuda.graph(graph, stream=stream):
             torch.zeros((), device=stream.device)
-        torch.cuda.default_generators[stream.device.index].set_state(random)
+        for generator, state in zip(self._generators(), random, strict=True):
+            generator.set_state(state)
+
+    def _generators(self) -> list[torch.Generator]:
+        """torch's own, and the one that was named."""
+        assert self._stream is not None
+        own = torch.cuda.default_generators[self._stream.device.index]
+        return [own] if self._generator in (None, own) else [own, self._generator]
+
+    def _register(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Its draws go on from replay to replay; torch's own do by themselves."""
+        for generator in self._generators()[1:]:
+            graph.register_generator_state(generator)
 
 
 @contextmanager

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian, check_bayesian, sharpen
-from bayesrnn.data.batching import Batch, StreamLoader
+from bayesrnn.data.batching import StreamLoader
+from bayesrnn.engine import Replay
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner, check_segment
 from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.language import State, as_state, as_tensors, detach
 
 
 @dataclass(frozen=True)
@@ -140,34 +141,33 @@ def evaluate_sharpened(
         check_segment(loader)
     learner = Learner(model, rate, by_variance=by_variance) if rate > 0 else None
     model = model if learner is None else learner.model
-    carried: Sequence[Tensor] = ()  # the state of the mean, which learns
-    nll, kl, bound = torch.zeros(3, dtype=torch.float64, device=loader.device).unbind()
-    state: State | None = None
+
+    def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+        """Its loss, KL and bound; the new state, and that of the mean, which learns."""
+        count = len(carried) // (1 if learner is None else 2)
+        with evaluating(model), model.weights("sample"):
+            *found, after = _score(model, x, y, carried[:count], around, generator, looks, draws)
+        state = as_tensors(detach(after))
+        if learner is None:
+            return torch.stack(found), *state
+        with torch.enable_grad():
+            _, *learnt = learner(x, y, *carried[count:])
+        return torch.stack(found), *state, *learnt
+
+    total = torch.zeros(3, dtype=torch.float64, device=loader.device)
+    run = Replay(cut, loader.device, generator)
+    carried: Sequence[Tensor] = ()
     count = 0
     for number, batch in enumerate(loader.whole(advance)):
-        with evaluating(model), model.weights("sample"):
-
-            def mean_loss() -> Tensor:
-                logits, _ = model(batch.x, state)  # noqa: B023 - used at once
-                return token_losses(logits, batch.y).sum() / batch.streams  # noqa: B023
-
-            model.resample(mean_loss, generator, around, looks)
-            paid = model.local_kl()
-            assert paid is not None
-            losses, log_ratios, after = _draws(model, batch, state, draws, generator)
-            nll += losses.mean()
-            kl += paid
-            weighed = math.log(draws) - torch.logsumexp(-losses - log_ratios, dim=0)
-            bound += weighed + paid - log_ratios.mean()  # of expectation 0: less noise
-            state = detach(after)
-        if learner is not None:
-            with torch.enable_grad():
-                _, *carried = learner(batch.x, batch.y, *carried)
-            count += batch.targets
-            if number % LOOK_SEGMENTS == 0 or count == loader.targets:
-                learner.check(bound.item() / count, count, loader.targets)
+        call = run if carried else run.as_it_is
+        found, *carried = call(batch.x, batch.y, *carried)
+        total += found
+        count += batch.targets
+        if learner is not None and (number % LOOK_SEGMENTS == 0 or count == loader.targets):
+            learner.check(total[2].item() / count, count, loader.targets)
+    nll, kl, bound = total.tolist()
     tokens = loader.targets
-    each = bound.item() / tokens
+    each = bound / tokens
     return Bound(
         tokens,
         loader.streams,
@@ -177,16 +177,43 @@ def evaluate_sharpened(
         draws,
         rate,
         by_variance,
-        nll.item() / tokens,
-        kl.item() / tokens,
+        nll / tokens,
+        kl / tokens,
         each,
         perplexity_of(each),
     )
 
 
+def _score(
+    model: Bayesian,
+    x: Tensor,
+    y: Tensor,
+    carried: Sequence[Tensor],
+    around: Literal["mean", "draw"],
+    generator: torch.Generator | None,
+    looks: int,
+    draws: int,
+) -> tuple[Tensor, Tensor, Tensor, State]:
+    """A cut's loss, what its looks cost, its bound, in double, and the state it leaves."""
+    state = as_state(carried)
+
+    def mean_loss() -> Tensor:
+        logits, _ = model(x, state)
+        return token_losses(logits, y).sum() / y.shape[1]
+
+    model.resample(mean_loss, generator, around, looks)
+    paid = model.local_kl()
+    assert paid is not None
+    losses, log_ratios, after = _draws(model, x, y, state, draws, generator)
+    weighed = math.log(draws) - torch.logsumexp(-losses - log_ratios, dim=0)
+    bound = weighed + paid - log_ratios.mean()  # of expectation 0: less noise
+    return losses.mean(), paid.double(), bound, after
+
+
 def _draws(
     model: Bayesian,
-    batch: Batch,
+    x: Tensor,
+    y: Tensor,
     state: State | None,
     draws: int,
     generator: torch.Generator | None,
@@ -198,10 +225,10 @@ def _draws(
     for number in range(draws):
         if number > 0:
             model.redraw_look(generator)
-        logits, after = model(batch.x, state)
+        logits, after = model(x, state)
         ratio = model.local_log_ratio()
         assert ratio is not None
-        losses.append(token_losses(logits, batch.y).double().sum())
+        losses.append(token_losses(logits, y).double().sum())
         log_ratios.append(ratio)
         first = after if number == 0 else first
     assert first is not None
