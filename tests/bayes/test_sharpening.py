@@ -17,7 +17,7 @@ from bayesrnn.bayes.gradients import draw_of
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
-from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
+from bayesrnn.evaluate.sharpened import Bound, evaluate_sharpened, looking, search_look
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import read_metrics
 from small_runs import small_recipe
@@ -420,6 +420,21 @@ def test_a_look_that_moves_nothing_leaves_dynamic_evaluation() -> None:
     assert found.rate == 0.3
     assert found.bound == pytest.approx(learnt.nll, rel=1e-9)
     assert abs(found.bound - evaluate_sharpened(model, loader).bound) > 0.05
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_bound_is_the_same_in_inference_mode(rate: float) -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Sharpened(0.05, eta=0.008))
+    loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
+
+    def bound() -> Bound:
+        generator = torch.Generator().manual_seed(3)
+        return evaluate_sharpened(model, loader, generator=generator, rate=rate, draws=2)
+
+    expected = bound()
+    with torch.inference_mode():
+        assert bound() == expected
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
