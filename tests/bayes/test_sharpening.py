@@ -510,6 +510,19 @@ def test_a_model_that_looked_looks_with_other_weights_and_stays_as_it_was() -> N
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 
 
+def test_a_draw_that_was_held_is_not_one_of_the_sharpened_copy() -> None:
+    model, x = br.bayesianize(br.LanguageModel(20, 4, 5, 1)), torch.zeros(3, 2, dtype=torch.long)
+    with model.hold():
+        expected = model(x)[0]
+        found = br.sharpen(model, "decoder.*", 0.1, 0.2)
+        assert torch.equal(model(x)[0], expected)
+    with pytest.raises(RuntimeError, match="there is none"):
+        found.kl()
+    found.looking = False
+    assert not torch.equal(found(x)[0], expected)
+    assert found.kl().isfinite()
+
+
 class Bowl(nn.Module):
     """A quadratic loss: its minimum at a look's own cost has a closed form."""
 
