@@ -132,11 +132,8 @@ class Loss:
             )
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         sums = [torch.zeros_like(p) for p in parameters]
-        for loss in (
-            *self.losses,
-            self.warmth * self.complexity,
-            *([] if self.local is None else [self.local]),
-        ):
+        paid = [self.warmth * self.complexity, *([] if self.local is None else [self.local])]
+        for loss in (*self.losses, *(term for term in paid if term.requires_grad)):
             with self.model.one_sequence():
                 gradients = torch.autograd.grad(
                     loss, parameters, retain_graph=True, allow_unused=True

@@ -42,6 +42,29 @@ def test_the_kl_of_half_precision_weights_is_summed_in_single_precision() -> Non
     assert half.blocks[0].loc.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("posterior", "prior"),
+    [
+        (br.Delta(), br.Normal("fit", "fit")),
+        (br.Delta(), br.Laplace(0.0, "fit")),
+        (br.Gaussian(0.1), br.Laplace("learn", "learn")),
+        (br.Gaussian(0.1), br.ScaleMixture("learn", "learn", 0.05, group="tensor")),
+    ],
+)
+def test_a_priors_own_numbers_are_counted_in_single_precision(
+    posterior: br.Posterior, prior: br.Prior
+) -> None:
+    """Of so many weights log 2b, say, is past the largest number of half precision."""
+    torch.manual_seed(1)
+    model = br.bayesianize(nn.Linear(500, 500, bias=False), posterior, prior)
+    model.resample()
+    exact = model.kl().item()
+    kl = model.half().kl()
+    assert kl.item() == pytest.approx(exact, rel=2e-3)
+    kl.backward()
+    assert model.blocks[0].loc.grad.isfinite().all()
+
+
 def test_the_start_of_sigma_may_be_given_as_a_list() -> None:
     assert br.Gaussian(scale=[0.1, 0.2]) == br.Gaussian(scale=(0.1, 0.2))  # type: ignore[arg-type]
 

@@ -31,6 +31,7 @@ from bayesrnn.bayes import (
     Posterior,
     Prior,
     ScaleMixture,
+    Sharpened,
     Uniform,
     bayesianize,
 )
@@ -295,6 +296,18 @@ def test_fisher_gradients_accumulate_and_ordinary_parameters_get_theirs() -> Non
             assert torch.allclose(twice[name], 2 * parameter.grad, rtol=1e-12)
             assert parameter.grad.any()
     assert model.module.rnn.bias_hh_l0.grad is None
+
+
+def test_beside_frozen_fisher_weights_the_others_learn() -> None:
+    posteriors = {"rnn.*": Gaussian(estimator="fisher"), "decoder.*": Sharpened()}
+    model = bayesianize(tagger(), posteriors, Normal(), where=["rnn.*", "decoder.*"])
+    model.blocks.requires_grad_(False)
+    x, y = tiny_batch()
+    model.resample(nll=lambda: losses(model(x), y).mean())
+    loss = FreeEnergy(SimpleNamespace(targets=6))(model, losses(model(x), y), counted(6, 2))
+    loss.backward()
+    assert model.module.embedding.weight.grad.abs().sum() > 0
+    assert all(p.grad is None for p in model.blocks.parameters())
 
 
 def test_fisher_gradients_of_several_draws_are_averaged() -> None:

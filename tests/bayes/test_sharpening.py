@@ -17,7 +17,7 @@ from bayesrnn.bayes.gradients import draw_of
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
-from bayesrnn.evaluate.sharpened import evaluate_sharpened, looking, search_look
+from bayesrnn.evaluate.sharpened import Bound, evaluate_sharpened, looking, search_look
 from bayesrnn.train.loop import train
 from bayesrnn.train.run import read_metrics
 from small_runs import small_recipe
@@ -423,6 +423,21 @@ def test_a_look_that_moves_nothing_leaves_dynamic_evaluation() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_bound_is_the_same_in_inference_mode(rate: float) -> None:
+    torch.manual_seed(1)
+    model = br.bayesianize(br.LanguageModel(20, 4, 5, 1), br.Sharpened(0.05, eta=0.008))
+    loader = StreamLoader(np.arange(101) * 7 % 20, 4, 5)
+
+    def bound() -> Bound:
+        generator = torch.Generator().manual_seed(3)
+        return evaluate_sharpened(model, loader, generator=generator, rate=rate, draws=2)
+
+    expected = bound()
+    with torch.inference_mode():
+        assert bound() == expected
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_the_bound_leaves_the_model_as_it_was(rate: float) -> None:
     torch.manual_seed(1)
     net = br.LanguageModel(20, 4, 5, 1)
@@ -493,6 +508,19 @@ def test_a_model_that_looked_looks_with_other_weights_and_stays_as_it_was() -> N
     ]
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_a_draw_that_was_held_is_not_one_of_the_sharpened_copy() -> None:
+    model, x = br.bayesianize(br.LanguageModel(20, 4, 5, 1)), torch.zeros(3, 2, dtype=torch.long)
+    with model.hold():
+        expected = model(x)[0]
+        found = br.sharpen(model, "decoder.*", 0.1, 0.2)
+        assert torch.equal(model(x)[0], expected)
+    with pytest.raises(RuntimeError, match="there is none"):
+        found.kl()
+    found.looking = False
+    assert not torch.equal(found(x)[0], expected)
+    assert found.kl().isfinite()
 
 
 class Bowl(nn.Module):

@@ -244,6 +244,11 @@ class Bayesian(nn.Module):
             noise = {block: block.noise for block in looking if block.noise is not None}
             self._look = Look(nll, factor, noise)
 
+    def forget_draw(self) -> None:
+        """The next forward draws anew, and there is no KL until then."""
+        self._keep = self._drawn = self._looked = False
+        self._look, self._ready = None, None
+
     def redraw_look(self, generator: torch.Generator | None = None) -> None:
         """Another theta of the present look: the same phi and the same step, other noise around
         (`evaluate_sharpened` weighs several)."""

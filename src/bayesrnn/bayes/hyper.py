@@ -28,15 +28,16 @@ class Hyper(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
     def values(self) -> dict[str, Number]:
-        """Numbers and 0-d tensors by parameter name, constrained."""
+        """Numbers and 0-d tensors by parameter name, constrained; at least in single precision, as
+        they are multiplied with the number of weights."""
         values: dict[str, Number] = {}
         for name, domain in self.prior.domains.items():
             setting = getattr(self.prior, name)
             if setting == "learn":
-                raw: Tensor = getattr(self, name)
+                raw = widened(getattr(self, name))
                 values[name] = {"real": raw, "positive": raw.exp(), "unit": raw.sigmoid()}[domain]
             else:
-                values[name] = getattr(self, name) if setting == "fit" else float(setting)
+                values[name] = widened(getattr(self, name)) if setting == "fit" else float(setting)
         return values
 
     def learnt(self) -> tuple[Tensor, ...]:

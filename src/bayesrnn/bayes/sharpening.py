@@ -214,4 +214,5 @@ def sharpen(
     if not found:
         listed = ", ".join(w.name for b in model.each_block() for w in b.layout.weights)
         raise Invalid([("where", f"must name some weight; {where!r} names none of {listed}")])
+    model.forget_draw()  # it was another posterior's
     return model

@@ -2,7 +2,8 @@
 
 By the posterior mean, or by Monte Carlo: each draw keeps its weights and its own state over the
 whole stream; per token the draws' probabilities are averaged (the model average), and beside it
-their logs (the expected loss, Fortunato 2017, eq. 17), which is what a description length needs.
+their logs (the expected loss, Fortunato 2017, Section 4.2), which is what a description length
+needs.
 """
 
 import math

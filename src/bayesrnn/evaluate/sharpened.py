@@ -110,6 +110,7 @@ def search_look(
     return LookSearch(min(tried, key=lambda trial: trial.bound).look, tuple(tried))
 
 
+@torch.inference_mode(False)  # a look takes gradients
 def evaluate_sharpened(
     model: Bayesian,
     loader: StreamLoader,
