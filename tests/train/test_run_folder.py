@@ -3,8 +3,10 @@
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bayesrnn.errors import Invalid, UserError
@@ -109,6 +111,18 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(
     with pytest.raises(UserError, match=r"not empty and holds no run \(chapter1.tex is there\)"):
         train(recipe_of(finished), folder, fresh=fresh, quiet=True)
     assert folder_contents(folder) == {"chapter1.tex": b"years of work"}
+
+
+def test_a_recipe_made_in_python_is_kept_so_that_it_can_be_read(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path)
+    swept = replace(recipe.train, epochs=np.int64(1), lr=np.float32(0.25))
+    train(replace(recipe, train=swept), tmp_path / "run", quiet=True)
+    kept = read_recipe(tmp_path / "run/recipe.toml").train
+    assert (kept.epochs, kept.lr) == (1, 0.25)
+    wrong = replace(recipe, train=replace(recipe.train, seed=True))
+    with pytest.raises(Invalid, match=r"train\.seed must be a whole number, got True"):
+        train(wrong, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_output_that_is_a_file_is_refused(finished: Path, tmp_path: Path) -> None:
