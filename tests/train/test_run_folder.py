@@ -324,6 +324,16 @@ def test_a_figure_that_is_not_finite_is_null_in_the_metrics(tmp_path: Path) -> N
     assert read_metrics(tmp_path) == [{**line, "valid_perplexity": None}]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_metrics_that_a_full_disk_does_not_take_are_one_line(tmp_path: Path) -> None:
+    log = MetricsLog(Run(tmp_path), 0, 0, 0, print)
+    log._file.close()
+    with Path("/dev/full").open("ab") as log._file:
+        with pytest.raises(UserError, match=r"metrics\.jsonl: No space left on device; free some"):
+            log.write({"kind": "step", "step": 1})
+        log.close()  # which tries again
+
+
 def test_metrics_that_were_mended_have_no_line_twice(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

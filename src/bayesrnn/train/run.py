@@ -312,7 +312,8 @@ class MetricsLog:
         return self._file.tell()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that could not be written, which was said
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
