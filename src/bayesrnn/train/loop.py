@@ -489,6 +489,11 @@ class Trainer:
         never = {"average_after": "averaged"}
         if self.model.looks_at_data:
             never["look_after"] = "looked at"
+        elif after := self.settings.look_after:
+            self.reporter.say(
+                f"train.look_after is {after}, and changes nothing: no posterior here looks at the "
+                "data"
+            )
         for key, what in never.items():
             after = getattr(self.settings, key)
             if after * len(batches) >= self.total:
