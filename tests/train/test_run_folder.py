@@ -1,6 +1,7 @@
 """Whose folder it is: in use, another recipe's, no run at all, or damaged."""
 
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -242,6 +243,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert newest.name in said
     assert f"resuming at step {2 * EPOCH - 1} " in said
     assert_same_end(run, finished)
+
+
+def test_a_folder_whose_name_is_no_text_is_named_all_the_same(finished: Path, run: Path) -> None:
+    run = run.rename(run.with_name(os.fsdecode(b"run\xff")))
+    lose_the_manifest(checkpoint_folders(run)[-1])
+    assert train(recipe_of(finished), run, quiet=True).finished
+    assert rb"run\udcff" in (run / "log.txt").read_bytes()
 
 
 def test_when_every_checkpoint_is_damaged_the_run_says_so_and_keeps_them(
