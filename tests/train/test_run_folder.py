@@ -102,6 +102,16 @@ def test_fresh_starts_over(finished: Path, run: Path) -> None:
     assert (run / "notes.txt").read_text() == "mine"
 
 
+def test_what_cannot_be_cleared_is_not_gone_on_with(finished: Path, run: Path) -> None:
+    """Nothing is removed behind a link."""
+    kept = (run / "checkpoints").rename(run.with_name("elsewhere"))
+    (run / "checkpoints").symlink_to(kept)
+    before = folder_contents(kept)
+    with pytest.raises(UserError, match=r"checkpoints: .* link; remove it, or choose another"):
+        train(recipe_of(finished), run, fresh=True, quiet=True)
+    assert folder_contents(kept) == before
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(
     fresh: bool, finished: Path, tmp_path: Path

@@ -179,10 +179,14 @@ class Run:
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""
+        remedy = "remove it, or choose another --out"
         for path in (self.checkpoints, self.model, self.tensorboard):
-            shutil.rmtree(path, ignore_errors=True)
+            with writing(path, remedy):  # a run would go on from a checkpoint that stayed
+                if path.exists():
+                    shutil.rmtree(path)
         for path in (self.metrics, self.log, self.vocabulary, self.pruning, self.recipe):
-            path.unlink(missing_ok=True)
+            with writing(path, remedy):
+                path.unlink(missing_ok=True)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
