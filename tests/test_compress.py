@@ -463,8 +463,11 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
+    means = tmp_path / "means"
+    cli("compress", run, "--step", 0.1, "--out", means)
     for code, words, arguments in [
         (1, "no such folder", (tmp_path / "none", "--out", out)),
+        (1, "leave out --scale", (means, "--step", 0.1, "--scale", "--out", out)),
         (1, "is no run's folder", (full, "--out", out)),
         (1, "exists and is not empty", (run, "--out", full)),
         (1, "exists and is not empty", (run, "--out", run)),

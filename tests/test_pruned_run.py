@@ -121,6 +121,7 @@ def test_one_line_for_what_is_wrong(cli: Cli, run: Path, tmp_path: Path) -> None
         (1, "is no run's folder", (full, "--fraction", 0.5, "--out", out)),
         (1, "not empty", (run, "--fraction", 0.5, "--out", full)),
         (1, "--scale", (means, "--fraction", 0.5, "--retrain", 1, "--out", out)),
+        (1, "leave out --scale", (means, "--fraction", 0.5, "--scale", "--out", out)),
         (2, "--threshold", (run, "--out", out)),
         (2, "--out", (run, "--fraction", 0.5)),
         (2, "--out", (run, "--curve", "0.5", "--retrain", 1)),

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,6 +143,16 @@ def test_a_recipes_toml_is_read_the_same_by_any_other_reader(recipe: Recipe) -> 
 def test_a_posterior_or_prior_survives_its_table(value: Any) -> None:
     kinds: Any = POSTERIORS if type(value) in POSTERIORS.values() else PRIORS
     assert object_from_table(kinds, object_to_table(value)) == value
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """They print as np.float64(0.5), which is no TOML."""
+    train = TrainSettings(lr=np.float64(0.5), streams=np.int64(3), drop_last=np.bool_(True))
+    recipe = Recipe(TextData("text"), prior=Normal(scale=np.float32(0.25)), train=train)
+    plain = TrainSettings(lr=0.5, streams=3, drop_last=True)
+    expected = Recipe(TextData("text"), prior=Normal(scale=0.25), train=plain)
+    assert tomllib.loads(to_toml(recipe)) == to_table(expected)
+    assert object_to_table(recipe.prior) == {"kind": "normal", "loc": 0.0, "scale": 0.25}
 
 
 def test_what_is_left_out_takes_its_default() -> None:

@@ -30,6 +30,7 @@ from bayesrnn.saving import (
     load,
     load_recipe,
     load_vocabulary,
+    means_alone,
     save_own,
 )
 from bayesrnn.train.loop import choose_device
@@ -203,6 +204,8 @@ def compress_run(
     place = choose_device(device, "--device")
     _check_folder(target)
     recipe, model = load_recipe(run), load(run).to(place)
+    if scale and means_alone(model, recipe):
+        raise UserError(f"{run} holds means alone, no scales that could be kept; leave out --scale")
     if data or step is None:
         recipe = with_data(run, recipe, data)
     figure = before = after = None

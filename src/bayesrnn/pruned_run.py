@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bayesrnn.bayes import Bayesian, Delta
+from bayesrnn.bayes import Bayesian
 from bayesrnn.errors import UserError, require
 from bayesrnn.files import expanded, write_atomic
 from bayesrnn.prune import (
@@ -32,6 +32,7 @@ from bayesrnn.saving import (
     load,
     load_recipe,
     load_vocabulary,
+    means_alone,
     save_own,
 )
 from bayesrnn.train.loop import Outcome, choose_device, train
@@ -140,9 +141,15 @@ def _prune_into(
     _check_folder(target, made)
     model = load(run)
     recipe = load_recipe(run)
+    if means_alone(model, recipe) and (how.retrain or how.scale):
+        problem = (
+            "so it cannot be retrained; write it with --scale"
+            if how.retrain
+            else "no scales that could be kept; leave out --scale"
+        )
+        raise UserError(f"{run} holds means alone, {problem}")
     if how.retrain:
         recipe = retraining(recipe, how.retrain, how.lr)
-        _check_retrainable(run, recipe, model)
         if device != "auto":
             recipe = replace(recipe, train=replace(recipe.train, device=device))
     if data or how.retrain:
@@ -209,15 +216,6 @@ def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
         max_steps=0,
     )
     return replace(recipe, train=new)
-
-
-def _check_retrainable(run: Path, recipe: Recipe, model: Bayesian) -> None:
-    given = recipe.posterior
-    named = [given] if not isinstance(given, Mapping) else list(given.values())
-    if model.all_points and not any(isinstance(posterior, Delta) for posterior in named):
-        raise UserError(
-            f"{run} holds means alone, so it cannot be retrained; write it with --scale"
-        )
 
 
 def _draws(model: Bayesian) -> torch.Generator:

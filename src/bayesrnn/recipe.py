@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from bayesrnn.bayes import (
     Delta,
     Gaussian,
@@ -479,7 +481,9 @@ def _plain(value: Any) -> Any:
         return kind | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+    if isinstance(value, np.generic):  # a float64 is a float, and yet is not written as one
+        return value.item()
+    return [_plain(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 def _write_table(lines: list[str], path: list[str], table: Mapping[str, Any]) -> None:

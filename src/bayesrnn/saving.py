@@ -188,6 +188,13 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     return model.eval()
 
 
+def means_alone(model: Bayesian, recipe: Recipe) -> bool:
+    """Whether a run's model was written without the scales that its recipe gives it."""
+    given = recipe.posterior
+    named = [given] if not isinstance(given, Mapping) else list(given.values())
+    return model.all_points and not any(isinstance(posterior, Delta) for posterior in named)
+
+
 def has_vocabulary(recipe: Recipe) -> bool:
     """Whether its runs read words, so that they keep a vocabulary."""
     return not isinstance(recipe.data, ImageData | SeriesData)

@@ -67,9 +67,13 @@ def test_a_training_that_fails_leaves_a_model_that_looks(
     assert looked == [1]
 
 
-def test_without_a_posterior_that_looks_nothing_is_said(tmp_path: Path) -> None:
-    trained(tmp_path, ORDINARY, 9)
-    assert "looked at" not in (tmp_path / "run" / "log.txt").read_text()
+def test_without_a_posterior_that_looks_it_is_said_to_change_nothing(tmp_path: Path) -> None:
+    for after in (9, 0):
+        trained(tmp_path / str(after), ORDINARY, after)
+    said = (tmp_path / "9/run/log.txt").read_text()
+    assert "train.look_after is 9, and changes nothing: no posterior here looks" in said
+    assert "looked at" not in said
+    assert "look" not in (tmp_path / "0/run/log.txt").read_text()
 
 
 def test_a_model_that_is_told_not_to_look_draws_phi(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
 """Whose folder it is: in use, another recipe's, no run at all, or damaged."""
 
 import math
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bayesrnn.errors import Invalid, UserError
@@ -99,6 +102,16 @@ def test_fresh_starts_over(finished: Path, run: Path) -> None:
     assert (run / "notes.txt").read_text() == "mine"
 
 
+def test_what_cannot_be_cleared_is_not_gone_on_with(finished: Path, run: Path) -> None:
+    """Nothing is removed behind a link."""
+    kept = (run / "checkpoints").rename(run.with_name("elsewhere"))
+    (run / "checkpoints").symlink_to(kept)
+    before = folder_contents(kept)
+    with pytest.raises(UserError, match=r"checkpoints: .* link; remove it, or choose another"):
+        train(recipe_of(finished), run, fresh=True, quiet=True)
+    assert folder_contents(kept) == before
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(
     fresh: bool, finished: Path, tmp_path: Path
@@ -109,6 +122,18 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(
     with pytest.raises(UserError, match=r"not empty and holds no run \(chapter1.tex is there\)"):
         train(recipe_of(finished), folder, fresh=fresh, quiet=True)
     assert folder_contents(folder) == {"chapter1.tex": b"years of work"}
+
+
+def test_a_recipe_made_in_python_is_kept_so_that_it_can_be_read(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path)
+    swept = replace(recipe.train, epochs=np.int64(1), lr=np.float32(0.25))
+    train(replace(recipe, train=swept), tmp_path / "run", quiet=True)
+    kept = read_recipe(tmp_path / "run/recipe.toml").train
+    assert (kept.epochs, kept.lr) == (1, 0.25)
+    wrong = replace(recipe, train=replace(recipe.train, seed=True))
+    with pytest.raises(Invalid, match=r"train\.seed must be a whole number, got True"):
+        train(wrong, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_output_that_is_a_file_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -230,6 +255,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert_same_end(run, finished)
 
 
+def test_a_folder_whose_name_is_no_text_is_named_all_the_same(finished: Path, run: Path) -> None:
+    run = run.rename(run.with_name(os.fsdecode(b"run\xff")))
+    lose_the_manifest(checkpoint_folders(run)[-1])
+    assert train(recipe_of(finished), run, quiet=True).finished
+    assert rb"run\udcff" in (run / "log.txt").read_bytes()
+
+
 def test_when_every_checkpoint_is_damaged_the_run_says_so_and_keeps_them(
     finished: Path, run: Path
 ) -> None:
@@ -308,6 +340,16 @@ def test_a_figure_that_is_not_finite_is_null_in_the_metrics(tmp_path: Path) -> N
     log.close()
     assert "Infinity" not in (tmp_path / "metrics.jsonl").read_text()
     assert read_metrics(tmp_path) == [{**line, "valid_perplexity": None}]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_metrics_that_a_full_disk_does_not_take_are_one_line(tmp_path: Path) -> None:
+    log = MetricsLog(Run(tmp_path), 0, 0, 0, print)
+    log._file.close()
+    with Path("/dev/full").open("ab") as log._file:
+        with pytest.raises(UserError, match=r"metrics\.jsonl: No space left on device; free some"):
+            log.write({"kind": "step", "step": 1})
+        log.close()  # which tries again
 
 
 def test_metrics_that_were_mended_have_no_line_twice(

@@ -24,7 +24,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
 from bayesrnn.models.language import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe, to_table
+from bayesrnn.recipe import Data, Recipe, from_table, to_table
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
@@ -63,6 +63,7 @@ def train(
         )
     run = Run(expanded(out))
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
+    recipe = from_table(to_table(recipe))  # as the run keeps it: settings made in Python may not be
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
     if start is None and not fresh:
         run.check_model()
@@ -488,6 +489,11 @@ class Trainer:
         never = {"average_after": "averaged"}
         if self.model.looks_at_data:
             never["look_after"] = "looked at"
+        elif after := self.settings.look_after:
+            self.reporter.say(
+                f"train.look_after is {after}, and changes nothing: no posterior here looks at the "
+                "data"
+            )
         for key, what in never.items():
             after = getattr(self.settings, key)
             if after * len(batches) >= self.total:

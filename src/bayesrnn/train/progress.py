@@ -61,8 +61,9 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """One line, now and in the log."""
-        with writing(self._log), self._log.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        with writing(self._log), self._log.open("ab") as file:
+            file.write(line.encode(errors="backslashreplace"))  # a path may be no text
         try:
             self._console.print(text, highlight=False, markup=False)
         except OSError:  # whoever looked is gone: a closed terminal, a pipe; the log has it all

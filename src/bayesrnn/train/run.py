@@ -179,10 +179,14 @@ class Run:
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""
+        remedy = "remove it, or choose another --out"
         for path in (self.checkpoints, self.model, self.tensorboard):
-            shutil.rmtree(path, ignore_errors=True)
+            with writing(path, remedy):  # a run would go on from a checkpoint that stayed
+                if path.exists():
+                    shutil.rmtree(path)
         for path in (self.metrics, self.log, self.vocabulary, self.pruning, self.recipe):
-            path.unlink(missing_ok=True)
+            with writing(path, remedy):
+                path.unlink(missing_ok=True)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -312,7 +316,8 @@ class MetricsLog:
         return self._file.tell()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that could not be written, which was said
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
