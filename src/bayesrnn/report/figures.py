@@ -4,9 +4,9 @@ Colours are names of the page's own (`var(--run-0)`), which its script looks up 
 changes; so both themes are in one place, page.css.
 """
 
+import html
 import math
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,15 @@ def require_plotly() -> None:
 
 def colour(index: int) -> str:
     return f"var(--run-{index % COLOURS})"
+
+
+def plain(text: str) -> str:
+    """Text of users for plotly, which reads a little HTML, but not how it writes quotes.
+
+    >>> plain('<b>"a" & b')
+    '&lt;b&gt;"a" &amp; b'
+    """
+    return html.escape(text, quote=False)
 
 
 def draws_named(count: int) -> str:
@@ -220,7 +229,7 @@ def reliability(runs: Runs) -> list["go.Figure"]:
             customdata=run.reliability.count.tolist(),
             hovertemplate=(
                 "confidence %{x:.2f}, right %{y:.2f}<br>%{customdata:,} predictions"
-                f"<extra>{escape(run.name)}</extra>"
+                f"<extra>{plain(run.name)}</extra>"
             ),
         )
     return _diagonal(figure, runs)
@@ -233,7 +242,7 @@ def coverage(runs: Runs) -> list["go.Figure"]:
         if run.coverage is not None:
             x, y = run.coverage.level.tolist(), run.coverage.share.tolist()
             hover = "%{x:.0%} interval: %{y:.1%} of the targets"
-            label = f"{hover}<extra>{escape(run.name)}</extra>"
+            label = f"{hover}<extra>{plain(run.name)}</extra>"
             _line(figure, index, run, x, y, "", hovertemplate=label)
     return _diagonal(figure, runs)
 
@@ -294,7 +303,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     times, now = shown.one.times, shown.one.past - 1
     days = dates(times)
     x: list[Any] = list(range(-now, len(times) - now)) if days is None else [*days]
-    told = [escape(time) for time in times]
+    told = [plain(time) for time in times]
     fans = shown.fans(column)
     rows = next(iter(fans.values())).rows
     form = f".{max(each.digits for each in fans.values())}~g"
@@ -310,7 +319,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             figure.add_scatter(
                 x=[*x[now:], *x[:now:-1], x[now]],
                 y=[float(end) for end in ends],
-                name=escape(runs[index].name),
+                name=plain(runs[index].name),
                 mode="lines",
                 line={"width": 0},
                 fill="toself",
@@ -334,7 +343,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             hovertemplate=(
                 f"%{{text}}: %{{y:{form}}}<br>90 % in %{{customdata[0]:{form}}} to "
                 f"%{{customdata[1]:{form}}}<br>"
-                f"own doubt ± %{{customdata[2]:.3~g}}<extra>{escape(runs[index].name)}</extra>"
+                f"own doubt ± %{{customdata[2]:.3~g}}<extra>{plain(runs[index].name)}</extra>"
             ),
         )
     figure.add_scatter(
@@ -539,7 +548,7 @@ def _line(
 ) -> None:
     """One run's line. User text is escaped: plotly reads a little HTML."""
     long = len(run.name) > LONGEST_NAME
-    name = escape(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
+    name = plain(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
     label = f"{name}, {what}" if what else name
     given: dict[str, Any] = {
         "mode": "lines+markers",
