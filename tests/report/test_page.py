@@ -206,8 +206,8 @@ def test_images_and_numbers_show_what_applies(
     figures = page.data["figures"]
     plots = ("held_out", "pruning", "pruning-2")
     axes = {key: figures[key]["layout"]["yaxis"]["title"]["text"] for key in plots}
-    assert axes["pruning"] == axes["held_out"] == "valid error percent"
-    assert axes["pruning-2"] == "test rmse"  # each score on an axis of its own
+    assert axes["pruning"] == axes["held_out"] == "valid error, %"
+    assert axes["pruning-2"] == "test RMSE"  # each score on an axis of its own
     assert [name for name, _ in page.lines("pruning-2")] == ["reviews"]
     code, _, _ = cli("report", images, bayes, "--samples", "0,2", "--out", out)
     assert code == 0

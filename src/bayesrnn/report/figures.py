@@ -17,6 +17,7 @@ from bayesrnn.prune import SAFE_THRESHOLD
 from bayesrnn.report.findings import RATIO_EDGES, Findings
 from bayesrnn.report.forecasts import Shown, dates
 from bayesrnn.report.maps import Gate
+from bayesrnn.report.readings import in_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -107,16 +108,6 @@ def learning_keys(run: Findings) -> list[str]:
     split, _, score = key.partition("_")
     beside = {"per": "nll", "nll": "rmse"}.get(score)
     return [key, f"{split}_{beside}"] if beside else [key]
-
-
-def in_words(key: str) -> str:
-    """A figure's name, for people.
-
-    >>> in_words("valid_per"), in_words("valid_error_percent")
-    ('valid label errors, %', 'valid error percent')
-    """
-    split, _, score = key.partition("_")
-    return f"{split} label errors, %" if score == "per" else key.replace("_", " ")
 
 
 def bits(which: str) -> Callable[[Runs], list["go.Figure"]]:

@@ -7,6 +7,7 @@ from typing import Any
 from bayesrnn.models import SpeechSettings
 from bayesrnn.report import figures
 from bayesrnn.report.findings import Findings
+from bayesrnn.report.readings import in_words
 from bayesrnn.train.stopping import best_line
 
 Cell = tuple[float | str | None, str]
@@ -76,7 +77,7 @@ def _shared(runs: Sequence[Findings]) -> tuple[str, str]:
     keys = {figures.watched_key(run) for run in runs} - {None}
     units = {run.unit for run in runs}
     return (
-        figures.in_words(keys.pop() or "") if len(keys) == 1 else "held out",
+        in_words(keys.pop() or "") if len(keys) == 1 else "held out",
         units.pop() if len(units) == 1 else "targets",
     )
 
