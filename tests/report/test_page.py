@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import bayesrnn as br
 from bayesrnn.evaluate import entropy_gap, reversed_text, text_uncertainty, unigram_entropy
-from bayesrnn.report import Choices, examine, write_page
+from bayesrnn.report import Choices, examine, figures, write_page
 from bayesrnn.report.figures import watched_key
 from bayesrnn.report.page import render
 from bayesrnn.report.readings import FRACTIONS
@@ -87,6 +87,19 @@ def test_the_gap_is_that_of_the_library(page: Page, bayes: Path, plain: Path) ->
     assert page.rows["perplexity_draws"] == ["–", f"{here[3].summary()['perplexity']:,.2f}"]
     reference = page.data["figures"]["entropies"]["layout"]["annotations"][0]["text"]
     assert reference == f"word frequencies alone: {unigram_entropy(ids):.2f}"
+
+
+def test_entropies_of_characters_are_said_to_be(bayes: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, data={"tokens": "characters"}, train={"epochs": 1})
+    loop.train(recipe, tmp_path / "letters", quiet=True)
+    found = [
+        examine(run, run.name, Choices((0,)), unwatched) for run in (tmp_path / "letters", bayes)
+    ]
+    for runs, unit in ((found[:1], "character"), (found[1:], "word"), (found, "token")):
+        for figure in (*figures.entropy_gap(runs), *figures.entropies(runs)):
+            assert figure.layout.yaxis.title.text == f"nats a {unit}"
+    said = sorted(note.text.partition(":")[0] for note in figure.layout.annotations)
+    assert said == ["character frequencies alone", "word frequencies alone"]
 
 
 def test_reliability_and_risk_are_of_the_most_draws(page: Page, bayes: Path) -> None:

@@ -154,7 +154,7 @@ def speeds(run: Findings) -> list[tuple[int, float]]:
 
 def entropy_gap(runs: Runs) -> list["go.Figure"]:
     """How much less sure a model is of the text reversed, by the number of draws."""
-    figure = _figure("draws", "nats a word")
+    figure = _figure("draws", f"nats a {_one(runs)}")
     for index, run, x, lines in _by_draws(runs):
         _line(figure, index, run, x, [line["entropy_gap"] for line in lines], "gap")
     return _draws_axis(figure, runs)
@@ -162,23 +162,30 @@ def entropy_gap(runs: Runs) -> list["go.Figure"]:
 
 def entropies(runs: Runs) -> list["go.Figure"]:
     """The entropies themselves, and that of the words without their order."""
-    figure = _figure("draws", "nats a word")
+    figure = _figure("draws", f"nats a {_one(runs)}")
     for index, run, x, lines in _by_draws(runs):
         _line(figure, index, run, x, [line["total"] for line in lines], "text")
         y = [line["entropy_reversed"] for line in lines]
         _line(figure, index, run, x, y, "reversed", dash="dash", legend=False)
-    for value in sorted({round(run.unigram, 6) for run in runs if run.unigram is not None}):
+    alone = {(round(run.unigram, 6), run.unit[:-1]) for run in runs if run.unigram is not None}
+    for value, unit in sorted(alone):
         figure.add_hline(
             value,
             line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
             annotation={
-                "text": f"word frequencies alone: {value:.2f}",
+                "text": f"{unit} frequencies alone: {value:.2f}",
                 "font": {"color": "var(--muted)", "size": 12},
                 "yanchor": "bottom",
             },
             annotation_position="top left",
         )
     return _draws_axis(figure, runs)
+
+
+def _one(runs: Runs) -> str:
+    """What texts are of; in a general word where they differ."""
+    units = {run.unit for run in runs if run.is_text}
+    return units.pop()[:-1] if len(units) == 1 else "token"
 
 
 def _by_draws(runs: Runs) -> Iterator[tuple[int, Findings, list[str], list[dict[str, Any]]]]:
