@@ -200,7 +200,7 @@ function showMaps() {
   document.querySelector(".slider output").textContent = `${fraction.value} %`;
   const left = Object.fromEntries(data.maps.map((gate) => [gate.key, gate.left[fraction.value]]));
   for (const plot of maps) {
-    plot.nextElementSibling.querySelector("output").textContent = percent(left[plot.dataset.figure]);
+    plot.nextElementSibling.querySelector("output").textContent = left[plot.dataset.figure] ? percent(left[plot.dataset.figure]) : "0\u00a0%";
   }
 }
 const showAndDraw = () => { showMaps(); redraw(maps); };

@@ -315,7 +315,7 @@ def _maps(run: Findings, index: int) -> dict[str, Any]:
                     "key": key,
                     "name": gate.name,
                     "bits": gate.mean_bits,
-                    "left": [round(share, 4) for share in gate.left],
+                    "left": [round(share, 6) for share in gate.left],
                     "step": gate.step,
                     "rows": gate.pruned_at.shape[0],
                     "columns": gate.pruned_at.shape[1],
