@@ -135,6 +135,16 @@ def test_the_histogram_counts_every_weight(page: Page, bayes: Path) -> None:
     assert page.rows["noisy"] == ["–", f"{noisy:.1%}"]
 
 
+def test_the_scale_of_bits_has_two_ends(page: Page, bayes: Path) -> None:
+    run = examine(bayes, "bayes", Choices((0,)), unwatched)
+    gates = [gate.bits for matrix in run.matrices for gate in matrix.gates]
+    bits = [each.ravel() for each in gates if each is not None]
+    low, high = np.quantile(np.concatenate(bits), (0.005, 0.995))
+    ends = re.search(r"(-?[\d.]+) bits(-?[\d.]+) bits and more", page.text.replace("\n", ""))
+    assert ends is not None
+    assert [float(end) for end in ends.groups()] == pytest.approx([low, high], abs=0.0051)
+
+
 def test_every_shaded_word_has_its_own_figures(page: Page, bayes: Path) -> None:
     vocabulary = br.load_vocabulary(bayes)
     found = text_uncertainty(br.load(bayes), text_of(bayes), (3,), top=5)[3]

@@ -302,7 +302,7 @@ def _maps(run: Findings, index: int) -> dict[str, Any]:
     """The run's matrices for the page; one scale of bits for all of them, without the extremes."""
     shown = [g.bits.ravel() for m in run.matrices for g in m.gates if g.bits is not None]
     low, high = np.quantile(np.concatenate(shown), BITS_SHOWN).tolist() if shown else (0.0, 0.0)
-    low = round(low, 1) + 0.0  # not -0.0
+    low = round(low, 2) + 0.0  # not -0.0
     found: dict[str, Any] = {}
     listed = []
     for matrix in run.matrices:
