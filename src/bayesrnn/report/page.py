@@ -63,7 +63,8 @@ CHARTS = (
     Chart(
         "held_out",
         "Held-out score",
-        "After each epoch, by the posterior mean; dotted, on the training data.",
+        "After each epoch, by the posterior mean. Dotted, where it was kept, the training score: "
+        "the mean over the epoch, by the weights drawn for each step.",
         figures.held_out,
     ),
     Chart(
@@ -121,7 +122,8 @@ CHARTS = (
     Chart(
         "pruning",
         "Pruning",
-        "The score without the weights of lowest signal to noise.",
+        "The score without the weights of lowest signal to noise; of points, without the smallest "
+        "ones.",
         figures.pruning,
     ),
     Chart(
