@@ -85,8 +85,8 @@ def _shared(runs: Sequence[Findings]) -> tuple[str, str]:
 def written(value: float | str | None, form: str) -> str:
     """A figure for people.
 
-    >>> written(3725.0, "time"), written(None, "{:.1f}")
-    ('1 h 2 min', '–')
+    >>> written(3725.0, "time"), written(None, "{:.1f}"), written(-0.01, "{:.1f}")
+    ('1 h 2 min', '–', '0.0')
     """
     if value is None:
         return "–"
@@ -97,7 +97,8 @@ def written(value: float | str | None, form: str) -> str:
         if minutes >= 60:
             return f"{minutes // 60} h {minutes % 60} min"
         return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return form.format(value)
+    text = form.format(value)
+    return text.removeprefix("-") if not text.strip("-0.,% ") else text  # not -0.0000
 
 
 def _network(run: Findings) -> str:
