@@ -133,6 +133,8 @@ def test_the_histogram_counts_every_weight(page: Page, bayes: Path) -> None:
     assert share_above == pytest.approx((ratios >= 1).double().mean().item(), abs=1e-9)
     noisy = (ratios < br.SAFE_THRESHOLD).double().mean().item()
     assert page.rows["noisy"] == ["–", f"{noisy:.1%}"]
+    _, top = page.data["figures"]["signal_to_noise"]["layout"]["yaxis"]["range"]
+    assert top > 1.1 * max(shares)  # the name of Graves' rule stands above
 
 
 def test_the_scale_of_bits_has_two_ends(page: Page, bayes: Path) -> None:

@@ -428,11 +428,13 @@ def pruning(runs: Runs) -> list["go.Figure"]:
 def signal_to_noise(runs: Runs) -> list["go.Figure"]:
     """How many weights have which |mean| / standard deviation."""
     figure = _figure("signal to noise, |mean| / standard deviation", "share of weights")
+    top = 0.0
     centres = 10 ** ((RATIO_EDGES[1:] + RATIO_EDGES[:-1]) / 2)
     for index, run in enumerate(runs):
         if run.ratios is None:
             continue
         y = (run.ratios / run.ratios.sum()).tolist()
+        top = max(top, *y)
         shape = {"shape": "hvh", "width": 2}
         _line(figure, index, run, centres.tolist(), y, "", mode="lines", fill="tozeroy", line=shape)
     figure.add_vline(
@@ -452,7 +454,7 @@ def signal_to_noise(runs: Runs) -> list["go.Figure"]:
     )
     ticks = [10.0**power for power in range(-4, 3)]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
-    figure.update_yaxes(tickformat=".1%", rangemode="tozero")
+    figure.update_yaxes(tickformat=".1%", range=[0, 1.15 * top])  # room for the rule's name
     return _drawn(figure, runs)
 
 
