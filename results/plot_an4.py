@@ -24,6 +24,7 @@ LINES = {"train_nll": "train (drawn weights)", "valid_nll": "validation", "test_
 
 def main() -> None:
     networks = json.loads((ROOT / "results" / "an4.json").read_text())["networks"]
+    plt.style.use("seaborn-v0_8-colorblind")
     plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
     figure, panels = plt.subplots(2, 2, figsize=(8, 5.2), sharey=True, layout="constrained")
     for axes, (name, title) in zip(panels.flat, PANELS.items(), strict=True):

@@ -21,6 +21,7 @@ DENSE_BITS = 32
 
 def main() -> None:
     runs = json.loads((ROOT / "results" / "compression.json").read_text())["runs"]
+    plt.style.use("seaborn-v0_8-colorblind")
     plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     for number, (name, label) in enumerate(MODELS.items()):

@@ -68,6 +68,7 @@ def save(figure: plt.Figure, every: list[Axes], name: str) -> None:
 
 
 if __name__ == "__main__":
+    plt.style.use("seaborn-v0_8-colorblind")
     plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 11}
     mnist()
     sentiment()

@@ -28,7 +28,7 @@ MODELS = {
     "variational_untied": ("variational, untied masks", "#b2abd2"),
     "brnn": ("Bayesian", "#1b7837"),
     "sharpened": ("Bayesian, sharpened", "#2166ac"),
-    "best": ("best", "#b2182b"),
+    "best": ("best", "#ff5a5f"),
 }
 PUBLISHED = "#999999"
 LEFT = 0.7

@@ -31,6 +31,7 @@ def seeds(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    plt.style.use("seaborn-v0_8-colorblind")
     plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
     figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")
     left, *others = grid.flat

@@ -154,6 +154,7 @@ def test_names_are_not_cut_in_a_narrow_terminal(
     assert result.code == 0
     assert "embedding.weight" in result.out
     assert "rnn.weight_ih_l0" in result.out
+    assert "percent left" in result.out
     assert "…" not in result.out
 
 

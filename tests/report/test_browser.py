@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from bayesrnn.train import loop
+from small_runs import small_recipe
+
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -36,11 +39,11 @@ def browser() -> Iterator[Any]:
         found.quit()
 
 
-def written(page: Path, *runs: Path, pictures: Path | None = None) -> str:
+def written(page: Path, *runs: Path, pictures: Path | None = None, text: Path | None = None) -> str:
     """The address of a page about these runs."""
     import bayesrnn.report as report
 
-    choices = report.Choices((0, 3), pictures=pictures)
+    choices = report.Choices((0, 3), pictures=pictures, text=text)
     found = [report.examine(r, r.name, choices, lambda w, n: lambda d: None) for r in runs]
     report.write_page(found, choices, page)
     return page.as_uri()
@@ -187,6 +190,24 @@ def test_a_word_tells_its_predictions_by_pointer_and_by_keyboard(
     assert browser.execute_script(f"return {reachable}") == 1  # one stop for the tab key
 
 
+def test_what_was_expected_and_came_is_marked(browser: Any, folder: Path) -> None:
+    """Blanks, and letters that the model does not know, too."""
+    recipe = small_recipe(folder / "l", data={"tokens": "characters", "max_vocabulary": 5})
+    loop.train(recipe, folder / "letters", quiet=True)
+    (folder / "letter.txt").write_text("w1 w% w")
+    opened(browser, written(folder / "l.html", folder / "letters", text=folder / "letter.txt"))
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    for at, came, word in ((2, "␣ blank", " "), (4, "%", "<unk>")):
+        top = [each for each, _ in data["passages"][0][at]["top"]]
+        assert word in top
+        browser.find_element("css selector", f'.words [data-i="{at}"]').click()
+        assert browser.find_element("css selector", ".chosen").text == came
+        hits = browser.execute_script(
+            "return [...document.querySelectorAll('.top-words li')].map(e => e.className)"
+        )
+        assert hits == ["hit" if each == word else "" for each in top]
+
+
 def test_captions_are_shaded_and_tell_their_predictions_as_a_text_does(
     browser: Any, captions: str
 ) -> None:
@@ -286,7 +307,7 @@ def test_the_slider_prunes_the_maps(browser: Any, address: str) -> None:
         shares.append(
             browser.execute_script(f"return document.querySelector({shown!r}).textContent")
         )
-    assert (shares[0], shares[2]) == ("100\u00a0%", "<\u00a00.1\u00a0%")
+    assert (shares[0], shares[2]) == ("100\u00a0%", "0\u00a0%")
     assert browser.execute_script("return document.getElementById('weights').dataset.view") == (
         "pruned_at"
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import bayesrnn as br
 from bayesrnn.evaluate import entropy_gap, reversed_text, text_uncertainty, unigram_entropy
-from bayesrnn.report import Choices, examine, write_page
+from bayesrnn.report import Choices, examine, figures, write_page
 from bayesrnn.report.figures import watched_key
 from bayesrnn.report.page import render
 from bayesrnn.report.readings import FRACTIONS
@@ -89,6 +89,19 @@ def test_the_gap_is_that_of_the_library(page: Page, bayes: Path, plain: Path) ->
     assert reference == f"word frequencies alone: {unigram_entropy(ids):.2f}"
 
 
+def test_entropies_of_characters_are_said_to_be(bayes: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, data={"tokens": "characters"}, train={"epochs": 1})
+    loop.train(recipe, tmp_path / "letters", quiet=True)
+    found = [
+        examine(run, run.name, Choices((0,)), unwatched) for run in (tmp_path / "letters", bayes)
+    ]
+    for runs, unit in ((found[:1], "character"), (found[1:], "word"), (found, "token")):
+        for figure in (*figures.entropy_gap(runs), *figures.entropies(runs)):
+            assert figure.layout.yaxis.title.text == f"nats a {unit}"
+    said = sorted(note.text.partition(":")[0] for note in figure.layout.annotations)
+    assert said == ["character frequencies alone", "word frequencies alone"]
+
+
 def test_reliability_and_risk_are_of_the_most_draws(page: Page, bayes: Path) -> None:
     found = text_uncertainty(br.load(bayes), text_of(bayes), (3,))[3]
     scores = found.calibration()
@@ -120,6 +133,18 @@ def test_the_histogram_counts_every_weight(page: Page, bayes: Path) -> None:
     assert share_above == pytest.approx((ratios >= 1).double().mean().item(), abs=1e-9)
     noisy = (ratios < br.SAFE_THRESHOLD).double().mean().item()
     assert page.rows["noisy"] == ["–", f"{noisy:.1%}"]
+    _, top = page.data["figures"]["signal_to_noise"]["layout"]["yaxis"]["range"]
+    assert top > 1.1 * max(shares)  # the name of Graves' rule stands above
+
+
+def test_the_scale_of_bits_has_two_ends(page: Page, bayes: Path) -> None:
+    run = examine(bayes, "bayes", Choices((0,)), unwatched)
+    gates = [gate.bits for matrix in run.matrices for gate in matrix.gates]
+    bits = [each.ravel() for each in gates if each is not None]
+    low, high = np.quantile(np.concatenate(bits), (0.005, 0.995))
+    ends = re.search(r"(-?[\d.]+) bits(-?[\d.]+) bits and more", page.text.replace("\n", ""))
+    assert ends is not None
+    assert [float(end) for end in ends.groups()] == pytest.approx([low, high], abs=0.0051)
 
 
 def test_every_shaded_word_has_its_own_figures(page: Page, bayes: Path) -> None:
@@ -165,7 +190,7 @@ def test_a_text_of_ones_own_is_shaded_with_its_unknown_words(
 
 
 def test_text_of_users_is_never_markup(bayes: Path, tmp_path: Path, cli: Cli) -> None:
-    name = "<img src=x onerror=alert(1)>"
+    name = """<img src=x onerror=alert('"')>"""
     run = tmp_path / name
     loop.train(small_recipe(tmp_path / "d"), run, quiet=True)
     code, _, err = cli("report", run, "--samples", "0", "--out", tmp_path / "p.html")
@@ -173,7 +198,7 @@ def test_text_of_users_is_never_markup(bayes: Path, tmp_path: Path, cli: Cli) ->
     page = Page(tmp_path / "p.html")
     assert "img" not in {tag for tag, _ in page.tags}
     assert name in page.text
-    assert page.lines("error_bits")[0][0] == "&lt;img src=x onerror=alert(1)&gt;"  # plotly's HTML
+    assert page.lines("error_bits")[0][0] == """&lt;img src=x onerror=alert('"')&gt;"""  # plotly's
     assert not re.search(r"<img", page.source)
 
 
@@ -206,8 +231,8 @@ def test_images_and_numbers_show_what_applies(
     figures = page.data["figures"]
     plots = ("held_out", "pruning", "pruning-2")
     axes = {key: figures[key]["layout"]["yaxis"]["title"]["text"] for key in plots}
-    assert axes["pruning"] == axes["held_out"] == "valid error percent"
-    assert axes["pruning-2"] == "test rmse"  # each score on an axis of its own
+    assert axes["pruning"] == axes["held_out"] == "valid error, %"
+    assert axes["pruning-2"] == "test RMSE"  # each score on an axis of its own
     assert [name for name, _ in page.lines("pruning-2")] == ["reviews"]
     code, _, _ = cli("report", images, bayes, "--samples", "0,2", "--out", out)
     assert code == 0

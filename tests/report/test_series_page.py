@@ -161,7 +161,7 @@ def test_learning_and_pruning_are_of_the_loss(page: Page, waves: Path) -> None:
         assert loss == pytest.approx(evaluate_series(reading, 0).nll, rel=1e-5)
     axis = page.data["figures"]["pruning"]["layout"]["yaxis"]["title"]["text"]
     found = examine(waves, "waves", Choices((0,)), unwatched)
-    assert (axis, watched_key(found)) == ("valid nll", "valid_nll")
+    assert (axis, watched_key(found)) == ("valid NLL, nats each", "valid_nll")
 
 
 def test_points_have_paths_and_no_doubt(still: Path, tmp_path: Path) -> None:

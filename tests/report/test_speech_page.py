@@ -60,7 +60,7 @@ def test_learning_is_that_of_the_metrics(page: Page, noisy: Path) -> None:
     lines = [line for line in metrics(noisy) if line["kind"] == "epoch"]
     figures = page.data["figures"]
     axes = [figures[key]["layout"]["yaxis"]["title"]["text"] for key in ("held_out", "held_out-2")]
-    assert axes == ["valid label errors, %", "valid nll"]
+    assert axes == ["valid label errors, %", "valid NLL, nats each"]
     assert page.lines("held_out") == [("noisy", [line["valid_per"] for line in lines])]
     assert [y for _, y in page.lines("held_out-2")] == [
         [line[key] for line in lines] for key in ("valid_nll", "train_nll")

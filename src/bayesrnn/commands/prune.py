@@ -172,7 +172,7 @@ def _show_curve(run: Path, found: RunCurve, retrained: bool, as_json: bool) -> N
         show({"run": str(run), **asdict(found)}, "", as_json)
         return
     by_threshold = any(point.threshold is not None for point in found.points)
-    names = ["threshold" if by_threshold else "pruned", "weights", "percent"]
+    names = ["threshold" if by_threshold else "pruned", "weights", "percent left"]
     names += ["before", "retrained", "epochs"] if retrained else [found.figure.replace("_", " ")]
     title = f"{found.figure.replace('_', ' ')} of {run}, pruned"
     table = table_of(*names, "bits each", title=title)

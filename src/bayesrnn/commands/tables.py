@@ -21,6 +21,7 @@ TITLES = {
     "kl": "kl (nats each)",
     "bound": "bound (nats each)",
     "per": "label errors (%)",
+    "percent": "percent left",
     "unigram_entropy": "unigram entropy (nats)",
 }
 """What people read in place of a figure's key, where that does not say its unit."""

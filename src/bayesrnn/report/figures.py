@@ -4,9 +4,9 @@ Colours are names of the page's own (`var(--run-0)`), which its script looks up 
 changes; so both themes are in one place, page.css.
 """
 
+import html
 import math
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from bayesrnn.prune import SAFE_THRESHOLD
 from bayesrnn.report.findings import RATIO_EDGES, Findings
 from bayesrnn.report.forecasts import Shown, dates
 from bayesrnn.report.maps import Gate
+from bayesrnn.report.readings import in_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -51,6 +52,15 @@ def require_plotly() -> None:
 
 def colour(index: int) -> str:
     return f"var(--run-{index % COLOURS})"
+
+
+def plain(text: str) -> str:
+    """Text of users for plotly, which reads a little HTML, but not how it writes quotes.
+
+    >>> plain('<b>"a" & b')
+    '&lt;b&gt;"a" &amp; b'
+    """
+    return html.escape(text, quote=False)
 
 
 def draws_named(count: int) -> str:
@@ -100,16 +110,6 @@ def learning_keys(run: Findings) -> list[str]:
     return [key, f"{split}_{beside}"] if beside else [key]
 
 
-def in_words(key: str) -> str:
-    """A figure's name, for people.
-
-    >>> in_words("valid_per"), in_words("valid_error_percent")
-    ('valid label errors, %', 'valid error percent')
-    """
-    split, _, score = key.partition("_")
-    return f"{split} label errors, %" if score == "per" else key.replace("_", " ")
-
-
 def bits(which: str) -> Callable[[Runs], list["go.Figure"]]:
     """`error_bits` or `complexity_bits` of each epoch."""
 
@@ -154,7 +154,7 @@ def speeds(run: Findings) -> list[tuple[int, float]]:
 
 def entropy_gap(runs: Runs) -> list["go.Figure"]:
     """How much less sure a model is of the text reversed, by the number of draws."""
-    figure = _figure("draws", "nats a word")
+    figure = _figure("draws", f"nats a {_one(runs)}")
     for index, run, x, lines in _by_draws(runs):
         _line(figure, index, run, x, [line["entropy_gap"] for line in lines], "gap")
     return _draws_axis(figure, runs)
@@ -162,23 +162,30 @@ def entropy_gap(runs: Runs) -> list["go.Figure"]:
 
 def entropies(runs: Runs) -> list["go.Figure"]:
     """The entropies themselves, and that of the words without their order."""
-    figure = _figure("draws", "nats a word")
+    figure = _figure("draws", f"nats a {_one(runs)}")
     for index, run, x, lines in _by_draws(runs):
         _line(figure, index, run, x, [line["total"] for line in lines], "text")
         y = [line["entropy_reversed"] for line in lines]
         _line(figure, index, run, x, y, "reversed", dash="dash", legend=False)
-    for value in sorted({round(run.unigram, 6) for run in runs if run.unigram is not None}):
+    alone = {(round(run.unigram, 6), run.unit[:-1]) for run in runs if run.unigram is not None}
+    for value, unit in sorted(alone):
         figure.add_hline(
             value,
             line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
             annotation={
-                "text": f"word frequencies alone: {value:.2f}",
+                "text": f"{unit} frequencies alone: {value:.2f}",
                 "font": {"color": "var(--muted)", "size": 12},
                 "yanchor": "bottom",
             },
             annotation_position="top left",
         )
     return _draws_axis(figure, runs)
+
+
+def _one(runs: Runs) -> str:
+    """What texts are of; in a general word where they differ."""
+    units = {run.unit for run in runs if run.is_text}
+    return units.pop()[:-1] if len(units) == 1 else "token"
 
 
 def _by_draws(runs: Runs) -> Iterator[tuple[int, Findings, list[str], list[dict[str, Any]]]]:
@@ -220,7 +227,7 @@ def reliability(runs: Runs) -> list["go.Figure"]:
             customdata=run.reliability.count.tolist(),
             hovertemplate=(
                 "confidence %{x:.2f}, right %{y:.2f}<br>%{customdata:,} predictions"
-                f"<extra>{escape(run.name)}</extra>"
+                f"<extra>{plain(run.name)}</extra>"
             ),
         )
     return _diagonal(figure, runs)
@@ -233,7 +240,7 @@ def coverage(runs: Runs) -> list["go.Figure"]:
         if run.coverage is not None:
             x, y = run.coverage.level.tolist(), run.coverage.share.tolist()
             hover = "%{x:.0%} interval: %{y:.1%} of the targets"
-            label = f"{hover}<extra>{escape(run.name)}</extra>"
+            label = f"{hover}<extra>{plain(run.name)}</extra>"
             _line(figure, index, run, x, y, "", hovertemplate=label)
     return _diagonal(figure, runs)
 
@@ -294,7 +301,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     times, now = shown.one.times, shown.one.past - 1
     days = dates(times)
     x: list[Any] = list(range(-now, len(times) - now)) if days is None else [*days]
-    told = [escape(time) for time in times]
+    told = [plain(time) for time in times]
     fans = shown.fans(column)
     rows = next(iter(fans.values())).rows
     form = f".{max(each.digits for each in fans.values())}~g"
@@ -310,7 +317,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             figure.add_scatter(
                 x=[*x[now:], *x[:now:-1], x[now]],
                 y=[float(end) for end in ends],
-                name=escape(runs[index].name),
+                name=plain(runs[index].name),
                 mode="lines",
                 line={"width": 0},
                 fill="toself",
@@ -334,7 +341,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
             hovertemplate=(
                 f"%{{text}}: %{{y:{form}}}<br>90 % in %{{customdata[0]:{form}}} to "
                 f"%{{customdata[1]:{form}}}<br>"
-                f"own doubt ± %{{customdata[2]:.3~g}}<extra>{escape(runs[index].name)}</extra>"
+                f"own doubt ± %{{customdata[2]:.3~g}}<extra>{plain(runs[index].name)}</extra>"
             ),
         )
     figure.add_scatter(
@@ -421,11 +428,13 @@ def pruning(runs: Runs) -> list["go.Figure"]:
 def signal_to_noise(runs: Runs) -> list["go.Figure"]:
     """How many weights have which |mean| / standard deviation."""
     figure = _figure("signal to noise, |mean| / standard deviation", "share of weights")
+    top = 0.0
     centres = 10 ** ((RATIO_EDGES[1:] + RATIO_EDGES[:-1]) / 2)
     for index, run in enumerate(runs):
         if run.ratios is None:
             continue
         y = (run.ratios / run.ratios.sum()).tolist()
+        top = max(top, *y)
         shape = {"shape": "hvh", "width": 2}
         _line(figure, index, run, centres.tolist(), y, "", mode="lines", fill="tozeroy", line=shape)
     figure.add_vline(
@@ -445,7 +454,7 @@ def signal_to_noise(runs: Runs) -> list["go.Figure"]:
     )
     ticks = [10.0**power for power in range(-4, 3)]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
-    figure.update_yaxes(tickformat=".1%", rangemode="tozero")
+    figure.update_yaxes(tickformat=".1%", range=[0, 1.15 * top])  # room for the rule's name
     return _drawn(figure, runs)
 
 
@@ -539,7 +548,7 @@ def _line(
 ) -> None:
     """One run's line. User text is escaped: plotly reads a little HTML."""
     long = len(run.name) > LONGEST_NAME
-    name = escape(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
+    name = plain(f"{run.name[: LONGEST_NAME - 1]}…" if long else run.name)
     label = f"{name}, {what}" if what else name
     given: dict[str, Any] = {
         "mode": "lines+markers",

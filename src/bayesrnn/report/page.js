@@ -111,7 +111,8 @@ function openReading(reading) {
     all(".chosen-word", page).forEach((other) => { other.classList.remove("chosen-word"); other.tabIndex = -1; });
     word.classList.add("chosen-word");
     word.tabIndex = 0;
-    const text = word.classList.contains("mark") ? end : word.textContent;
+    const text = word.classList.contains("mark") ? end : spoken(word.textContent);
+    const unknown = word.classList.contains("unknown");
     reading.querySelector(".chosen").textContent = text;
     reading.querySelector(".came").textContent = `came with probability ${percent(figures.probability)}`;
     for (const part of all(".parts div", reading)) part.querySelector("dd").textContent = figures[part.className].toFixed(3);
@@ -123,7 +124,7 @@ function openReading(reading) {
       name.textContent = spoken(word_);
       value.textContent = percent(p);
       line.style.setProperty("--p", p);
-      line.classList.toggle("hit", spoken(word_) === text || (text === "‹unk›" && word_ === "<unk>"));
+      line.classList.toggle("hit", unknown ? word_ === "<unk>" : spoken(word_) === text);
       line.append(name, value);
       return line;
     }));
@@ -200,7 +201,7 @@ function showMaps() {
   document.querySelector(".slider output").textContent = `${fraction.value} %`;
   const left = Object.fromEntries(data.maps.map((gate) => [gate.key, gate.left[fraction.value]]));
   for (const plot of maps) {
-    plot.nextElementSibling.querySelector("output").textContent = percent(left[plot.dataset.figure]);
+    plot.nextElementSibling.querySelector("output").textContent = left[plot.dataset.figure] ? percent(left[plot.dataset.figure]) : "0\u00a0%";
   }
 }
 const showAndDraw = () => { showMaps(); redraw(maps); };

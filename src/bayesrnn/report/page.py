@@ -63,7 +63,8 @@ CHARTS = (
     Chart(
         "held_out",
         "Held-out score",
-        "After each epoch, by the posterior mean; dotted, on the training data.",
+        "After each epoch, by the posterior mean. Dotted, where it was kept, the training score: "
+        "the mean over the epoch, by the weights drawn for each step.",
         figures.held_out,
     ),
     Chart(
@@ -121,7 +122,8 @@ CHARTS = (
     Chart(
         "pruning",
         "Pruning",
-        "The score without the weights of lowest signal to noise.",
+        "The score without the weights of lowest signal to noise; of points, without the smallest "
+        "ones.",
         figures.pruning,
     ),
     Chart(
@@ -302,7 +304,7 @@ def _maps(run: Findings, index: int) -> dict[str, Any]:
     """The run's matrices for the page; one scale of bits for all of them, without the extremes."""
     shown = [g.bits.ravel() for m in run.matrices for g in m.gates if g.bits is not None]
     low, high = np.quantile(np.concatenate(shown), BITS_SHOWN).tolist() if shown else (0.0, 0.0)
-    low = round(low, 1) + 0.0  # not -0.0
+    low = round(low, 2) + 0.0  # not -0.0
     found: dict[str, Any] = {}
     listed = []
     for matrix in run.matrices:
@@ -315,7 +317,7 @@ def _maps(run: Findings, index: int) -> dict[str, Any]:
                     "key": key,
                     "name": gate.name,
                     "bits": gate.mean_bits,
-                    "left": [round(share, 4) for share in gate.left],
+                    "left": [round(share, 6) for share in gate.left],
                     "step": gate.step,
                     "rows": gate.pruned_at.shape[0],
                     "columns": gate.pruned_at.shape[1],

@@ -51,6 +51,24 @@ FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 UNRANKED = "Its numbers are not right or wrong, so there is no risk against coverage."
 UNSCORED = "Its captions have no BLEU and CIDEr; the scorers are in the extra bayesrnn[captions]."
 
+SCORES = {
+    "per": "label errors, %",
+    "error_percent": "error, %",
+    "nll": "NLL, nats each",
+    "rmse": "RMSE",
+}
+"""What their keys do not say, and their units."""
+
+
+def in_words(key: str) -> str:
+    """A figure's name, for people.
+
+    >>> in_words("valid_per"), in_words("test_rmse")
+    ('valid label errors, %', 'test RMSE')
+    """
+    split, _, score = key.partition("_")
+    return f"{split} {SCORES.get(score, score)}"
+
 
 class Subject(NamedTuple):
     """What is read, and how: a run, its model and recipe; by which numbers of draws, in which
@@ -163,7 +181,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         "risk": risk,
         "coverage": held,
         "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
-        "pruning_score": f"{watched} {score}".replace("_", " "),
+        "pruning_score": in_words(task.watched),
         "watched": task.watched,
         "notes": notes,
     }
@@ -234,7 +252,7 @@ def read_speech(subject: Subject) -> dict[str, Any]:
         "pruning": pruning_curve(
             model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
         ),
-        "pruning_score": f"{figure.name.partition('_')[0]} label errors, %",
+        "pruning_score": in_words(figure.name),
         "watched": task.watched,
         "notes": [
             "It is trained on speech: there is no text to shade, and none to reverse. An "
@@ -276,7 +294,7 @@ def read_series_run(subject: Subject) -> dict[str, Any]:
         "pruning": pruning_curve(
             model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
         ),
-        "pruning_score": figure.name.replace("_", " "),
+        "pruning_score": in_words(figure.name),
         "watched": task.watched,
         "notes": [
             "It is trained on a series: there is no text to shade, and none to reverse.",

@@ -7,6 +7,7 @@ from typing import Any
 from bayesrnn.models import SpeechSettings
 from bayesrnn.report import figures
 from bayesrnn.report.findings import Findings
+from bayesrnn.report.readings import in_words
 from bayesrnn.train.stopping import best_line
 
 Cell = tuple[float | str | None, str]
@@ -76,7 +77,7 @@ def _shared(runs: Sequence[Findings]) -> tuple[str, str]:
     keys = {figures.watched_key(run) for run in runs} - {None}
     units = {run.unit for run in runs}
     return (
-        figures.in_words(keys.pop() or "") if len(keys) == 1 else "held out",
+        in_words(keys.pop() or "") if len(keys) == 1 else "held out",
         units.pop() if len(units) == 1 else "targets",
     )
 
@@ -84,8 +85,8 @@ def _shared(runs: Sequence[Findings]) -> tuple[str, str]:
 def written(value: float | str | None, form: str) -> str:
     """A figure for people.
 
-    >>> written(3725.0, "time"), written(None, "{:.1f}")
-    ('1 h 2 min', '–')
+    >>> written(3725.0, "time"), written(None, "{:.1f}"), written(-0.01, "{:.1f}")
+    ('1 h 2 min', '–', '0.0')
     """
     if value is None:
         return "–"
@@ -96,7 +97,8 @@ def written(value: float | str | None, form: str) -> str:
         if minutes >= 60:
             return f"{minutes // 60} h {minutes % 60} min"
         return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return form.format(value)
+    text = form.format(value)
+    return text.removeprefix("-") if not text.strip("-0.,% ") else text  # not -0.0000
 
 
 def _network(run: Findings) -> str:
