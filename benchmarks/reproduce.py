@@ -33,6 +33,7 @@ RECIPES = {
     "plain": "ptb-plain-small",
     "plain_medium": "ptb-plain-medium",
     "dropout": "ptb-dropout-medium",
+    "dropout_tuned": "ptb-dropout-tuned",
     "variational_tied": "ptb-variational-tied-medium",
     "variational_untied": "ptb-variational-untied-medium",
     "brnn": "ptb-brnn-medium",
