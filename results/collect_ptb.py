@@ -24,7 +24,14 @@ from compare import read_published
 FOLDER = Path(__file__).resolve().parent
 PRUNED = (50, 70, 80, 90)
 PRUNES = ("brnn",)
-GAPS = ("brnn", "sharpened", "dropout", "variational_tied", "variational_untied")
+GAPS = (
+    "brnn",
+    "sharpened",
+    "dropout",
+    "dropout_tuned",
+    "variational_tied",
+    "variational_untied",
+)
 BOUNDS = ("sharpened",)
 """Models whose figures are bounds; those of their mean are called so."""
 BOUND = "perplexity (bound)"

@@ -24,6 +24,7 @@ MODELS = {
     "plain": ("LSTM (2 x 200)", "#7f7f7f"),
     "plain_medium": ("LSTM", "#3f3f3f"),
     "dropout": ("LSTM, dropout", "#e08214"),
+    "dropout_tuned": ("LSTM, dropout, our schedule", "#fdb863"),
     "variational_tied": ("variational, tied masks", "#8073ac"),
     "variational_untied": ("variational, untied masks", "#b2abd2"),
     "brnn": ("Bayesian", "#1b7837"),
