@@ -10,10 +10,19 @@ and every evaluation (see reproduce_job.py), each written as soon as it is there
 in OUT/runs and is deleted when its job is done (--keep: it stays). After --deadline seconds nothing
 new starts and trainings stop at a checkpoint; the same command goes on from there. Exit code 0: all
 is done; 3: something is left to do; 1: a job failed.
+
+Runs are not kept, so what is to be measured later of a network needs it once more:
+
+    python benchmarks/reproduce.py --data ptb --out reproduced --only brnn --again 'gap*'
+
+takes the jobs of results/ptb, trains them again, and measures anew what is named, and what is
+missing (--steps: of these alone). All other figures stay, if the learning curve says that it is the
+same network; if it is not, they go.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -25,6 +34,7 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +56,10 @@ DEFAULT = [name for name in RECIPES if name != "variational_large"]
 EARLY = ("brnn", "sharpened")
 """Those whose first epoch is evaluated by itself: its bounds are in no learning curve."""
 SPEED_STEPS = 600
+RECORDED = ROOT / "results" / "ptb"
+SAME = 1e-6
+"""By how much, relatively, the validation perplexities of one network differ at most when it is
+trained again."""
 GRACE_SECONDS = 30
 """How long after the deadline an evaluation that is under way may go on."""
 
@@ -110,6 +124,8 @@ class Settings:
     overrides: list[str]
     tag: str
     commit: str
+    again: tuple[str, ...] = ()
+    """Evaluations of the jobs of results/ptb to take once more, by patterns."""
 
 
 class OutOfTime(Exception):
@@ -145,12 +161,34 @@ class Job:
             "evaluations": {},
             "failed": {},
         }
-        self.record: Record = json.loads(self.file.read_text()) if self.file.exists() else fresh
+        known = None if tag or settings.tag or not settings.again else self.recorded(seed)
+        self.record: Record = (
+            json.loads(self.file.read_text()) if self.file.exists() else known or fresh
+        )
         if self.record["overrides"] != self.overrides:
             raise SystemExit(f"error: {self.file} was made with other settings; give a --tag")
         if self.record["plan"]["steps"] != settings.plan["steps"]:
             self.record["complete"] = False
         self.record["plan"] = settings.plan
+
+    def recorded(self, seed: int) -> Record | None:
+        """The job that results/ptb holds, to be trained again, without what is to be measured
+        anew (None: there is none with these settings)."""
+        file = RECORDED / f"{self.model}.json"
+        jobs = json.loads(file.read_text()) if file.exists() else []
+        same = [job for job in jobs if (job["seed"], job["overrides"]) == (seed, self.overrides)]
+        if not same:
+            return None
+        (record,) = same
+        for kind in ("evaluations", "failed"):
+            record[kind] = {k: v for k, v in record[kind].items() if not self.taken_again(k)}
+        commits = dict.fromkeys([*record["commit"].split(", "), self.settings.commit])
+        curve = [line["valid_perplexity"] for line in record["epochs"]]
+        new = {"commit": ", ".join(commits), "complete": False, "trained": False}
+        return record | new | {"commands": [], "epochs": [], "curve_before": curve}
+
+    def taken_again(self, evaluation: str) -> bool:
+        return any(fnmatch(evaluation, pattern) for pattern in self.settings.again)
 
     # --- the stages --------------------------------------------------------------------------
 
@@ -216,9 +254,24 @@ class Job:
         del outcome["run"]
         self.record["train"] = outcome
         self.record["trained"] = outcome["finished"] and not more
+        if self.record["trained"]:
+            self.compare()
         self.write()
         if not outcome["finished"]:
             raise OutOfTime
+
+    def compare(self) -> None:
+        """Forget the figures of a network that is not the one which was trained again."""
+        before = self.record.pop("curve_before", None)
+        curve = [line["valid_perplexity"] for line in self.record["epochs"]]
+        if before is None:
+            return
+        pairs = zip(curve, before, strict=False)
+        if len(curve) == len(before) and all(math.isclose(*p, rel_tol=SAME) for p in pairs):
+            say(f"{self.name}: the same network as the one of results/ptb")
+            return
+        say(f"{self.name}: not the network of results/ptb; all is measured anew")
+        self.record |= {"commit": self.settings.commit, "evaluations": {}, "failed": {}}
 
     def evaluate(self, *flags: str) -> None:
         """Measure what is missing."""
@@ -421,6 +474,13 @@ def arguments() -> argparse.Namespace:
         metavar="NAME,...",
         help="only these evaluations: valid,valid_de to choose by, say",
     )
+    add(
+        "--again",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="NAME,...",
+        help="measure these anew of the jobs of results/ptb, and what is missing (valid_*)",
+    )
     add("--samples", type=int, help=f"draws of the MC perplexity ({PLAN['samples']})")
     add("--masked-samples", type=int, help=f"of dropout's ({PLAN['masked_samples']})")
     add("--draw-streams", type=int, help="read a text as so many streams by draws (1: exact)")
@@ -447,6 +507,7 @@ def main() -> int:
         overrides=[*(QUICK if given.quick else []), *given.set],
         tag=given.tag,
         commit=given.commit or present_commit(),
+        again=given.again,
     )
     settings.out.mkdir(parents=True, exist_ok=True)
     if given.speed:

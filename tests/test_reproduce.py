@@ -69,6 +69,53 @@ def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_
     assert "was made with other settings; give a --tag" in other.stderr
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_figures_are_taken_again_of_the_same_network_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], same: bool
+) -> None:
+    script = load_script("reproduce")
+    curve = [{"epoch": 1, "valid_perplexity": 120.0}, {"epoch": 2, "valid_perplexity": 90.0}]
+    kept = {"perplexity": 90.0}
+    recorded = {
+        "model": "brnn",
+        "seed": 2,
+        "overrides": [],
+        "commit": "old",
+        "complete": True,
+        "trained": True,
+        "commands": ["bayesrnn train"],
+        "plan": {"steps": []},
+        "epochs": curve,
+        "evaluations": {"valid": kept, "gap": {}, "gap_more": {}},
+        "failed": {"valid_de_0.1": "diverged"},
+    }
+    (tmp_path / "brnn.json").write_text(json.dumps([recorded, recorded | {"seed": 3}]))
+    monkeypatch.setattr(script, "RECORDED", tmp_path)
+    plan = script.QUICK_PLAN
+    again = ("gap*", "valid_de_0.1")
+    out = tmp_path / "out"
+    settings = script.Settings("t", out, 1, float("inf"), False, plan, [], "", "new", again)
+    fresh = script.Job("brnn", 4, settings).record  # a seed that is not there
+    assert (fresh["commit"], fresh["evaluations"]) == ("new", {})
+    job = script.Job("brnn", 2, settings)
+    assert not job.record["complete"]
+    assert not job.record["trained"]
+    assert job.record["evaluations"] == {"valid": kept}
+    assert job.record["failed"] == {}
+    last = 90.0 if same else 90.01
+    now = [curve[0], {"epoch": 2, "valid_perplexity": last}]
+    out.mkdir()
+    monkeypatch.setattr(job, "start", lambda *a, **k: json.dumps({"run": "r", "finished": True}))
+    monkeypatch.setattr(job, "curve", lambda: now)
+    job.train()
+    written = json.loads(job.file.read_text())
+    assert written["epochs"] == now
+    assert written["evaluations"] == ({"valid": kept} if same else {})
+    assert written["commit"] == ("old, new" if same else "new")
+    assert "curve_before" not in written
+    assert ("the same network" in capsys.readouterr().out) is same
+
+
 def evaluated(
     tmp_path: Path, steps: list[str], until: float, early: bool = False, **changes: Any
 ) -> dict[str, Any]:
