@@ -23,6 +23,7 @@ from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import Look
 from bayesrnn.bayes.processes import in_process_group
+from bayesrnn.engine import untraced
 from bayesrnn.errors import require
 
 
@@ -105,6 +106,7 @@ class Loss:
         defined = self.model.has_description_length
         return _lengths(self.error.item(), self.complexity.item(), defined, unit)
 
+    @untraced
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
         scale = self.streams * self.draws
@@ -207,6 +209,7 @@ class FreeEnergy:
         self._error.zero_()
         self._complexity.zero_()
 
+    @untraced
     def __call__(
         self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
     ) -> Loss:
@@ -243,6 +246,7 @@ class FreeEnergy:
             )
         self._seen = seen
 
+    @untraced
     def loss(
         self,
         model: Bayesian | DistributedDataParallel,

@@ -1,7 +1,7 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from bayesrnn.bayes.looking import (
 )
 from bayesrnn.bayes.posterior import Delta, Tensors
 from bayesrnn.bayes.processes import rank_generator
-from bayesrnn.engine import Tuning, beside
+from bayesrnn.engine import Tuning, beside, untraced, untraced_itself
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import Mask
 
@@ -68,10 +68,32 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
+        if torch.compiler.is_exporting():  # then all of it is one graph
+            with self._filled():
+                return self.module(*args, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    @untraced_itself
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        filled = self._filled()
+        _enter(filled)
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            _leave(filled)
+
+    @contextmanager
+    def _filled(self) -> Iterator[None]:
+        """The wrapped module with its weights and masks."""
         self.binding.place_weights()
         weights = self._prepared() or self._weights()
         with self.binding.bound(weights, self._tuning.dtype), self._masked():
-            return self.module(*args, **kwargs)
+            yield
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """`torch.compile` the wrapped module in place: what is drawn for it is no part of a graph.
+        (`torch.compile(model)` compiles the same.)"""
+        self.module.compile(*args, **kwargs)
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -107,6 +129,7 @@ class Bayesian(nn.Module):
             self._holding = before
             self._keep = self._keep and before
 
+    @untraced
     def resample(
         self,
         nll: Callable[[], Tensor] | None = None,
@@ -153,6 +176,7 @@ class Bayesian(nn.Module):
         if looking and nll is not None:
             self._look_at_data(looking, nll, generator, looks)
 
+    @untraced
     def prepare(self) -> None:
         """Make the weights of the next forward now: a KL asked for before it then finds what it
         needs of them. Where what they are made of changes before that forward, they are made
@@ -297,6 +321,7 @@ class Bayesian(nn.Module):
 
     # --- the KL ---------------------------------------------------------------------------------
 
+    @untraced
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
 
@@ -313,6 +338,7 @@ class Bayesian(nn.Module):
         terms = [kl_of(block, self.hyper(block), estimator) for block in self.each_block()]
         return _total(terms)
 
+    @untraced
     def local_kl(self) -> Tensor | None:
         """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
         where no posterior looks."""
@@ -493,6 +519,16 @@ class Bayesian(nn.Module):
         has the draw that was held.)"""
         apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
         return {**self.__dict__, **apart}
+
+
+@untraced
+def _enter(context: AbstractContextManager[None]) -> None:
+    context.__enter__()
+
+
+@untraced
+def _leave(context: AbstractContextManager[None]) -> None:
+    context.__exit__(None, None, None)
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
