@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
 from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import Look
@@ -259,6 +259,7 @@ class FreeEnergy:
         """The same without counting the batch: all of it happens on the device, so that it can be
         recorded once and replayed (`count` cannot). `known` is what was already asked for; `share`
         is the batch's as a tensor, where a replay is to read it anew every time."""
+        model = uncompiled(model)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
         check_bayesian(inner)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from bayesrnn.bayes.processes import rank_generator
 from bayesrnn.engine import Tuning, beside, untraced, untraced_itself
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import Mask
+
+T = TypeVar("T")
 
 
 class Bayesian(nn.Module):
@@ -536,7 +538,14 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
+def uncompiled(model: T) -> T:
+    """What `torch.compile(model)` was made of, which it passes everything on to."""
+    original: T = getattr(model, "_orig_mod", model)
+    return original
+
+
 def check_bayesian(model: object) -> None:
     """Plain modules are easily taken for what `bayesianize` makes of them."""
-    if not isinstance(model, Bayesian):
-        raise TypeError(f"expected a model made by bayesianize, got {type(model).__name__}")
+    given = uncompiled(model)
+    if not isinstance(given, Bayesian):
+        raise TypeError(f"expected a model made by bayesianize, got {type(given).__name__}")
