@@ -70,7 +70,8 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
-        if torch.compiler.is_exporting():  # then all of it is one graph
+        # What is exported is one graph. (Older compilers take `is_exporting()` for true anywhere.)
+        if torch.compiler._is_exporting_flag:
             with self._filled():
                 return self.module(*args, **kwargs)
         return self._forward(*args, **kwargs)
@@ -80,7 +81,7 @@ class Bayesian(nn.Module):
         filled = self._filled()
         _enter(filled)
         try:
-            return self.module(*args, **kwargs)
+            return _run(self.module, *args, **kwargs)
         finally:
             _leave(filled)
 
@@ -91,11 +92,6 @@ class Bayesian(nn.Module):
         weights = self._prepared() or self._weights()
         with self.binding.bound(weights, self._tuning.dtype), self._masked():
             yield
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """`torch.compile` the wrapped module in place: what is drawn for it is no part of a graph.
-        (`torch.compile(model)` compiles the same.)"""
-        self.module.compile(*args, **kwargs)
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -520,7 +516,12 @@ class Bayesian(nn.Module):
         """For a copy: without what belongs to a batch, a graph or a `with` block. (Its next forward
         has the draw that was held.)"""
         apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
-        return {**self.__dict__, **apart}
+        return {**super().__getstate__(), **apart}
+
+
+def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Where a compiler comes in; it does not of its own accord where a module is one of torch's."""
+    return module(*args, **kwargs)
 
 
 @untraced
