@@ -334,6 +334,13 @@ def test_what_is_no_model_is_named_by_what_was_compiled() -> None:
         br.prune(plain, fraction=0.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_what_is_asked_of_a_compiled_model_runs_compiled(together: bool, backend: Backend) -> None:
+    model = outside(model_of(), backend)
+    br.predict(br.Ensemble([model]) if together else model, data()[0][0], samples=2)
+    assert backend.frame_count == 1
+
+
 def test_an_ensemble_may_be_compiled(backend: Backend) -> None:
     members = [language_model(), language_model()]
     br.prune(members[1], fraction=0.5)

@@ -42,8 +42,8 @@ Network = Bayesian | Ensemble
 
 def members_of(model: Network) -> list[Bayesian]:
     """Those of an ensemble; a model is its only one."""
-    model = uncompiled(model)
-    if isinstance(model, Ensemble):
-        return [cast(Bayesian, member) for member in model.members]
+    given = uncompiled(model)
+    if isinstance(given, Ensemble):
+        return [cast(Bayesian, member) for member in given.members]
     check_bayesian(model)
-    return [model]
+    return [cast(Bayesian, model)]  # a compiled one as it is, so that it runs compiled
