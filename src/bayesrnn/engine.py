@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler's would load the compiler at once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +51,20 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
             return fused(*args, **kwargs)
 
     return call
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which a `torch.compile` around it runs as it is, with all that it calls.
+
+    What is drawn, kept and charged from call to call is Python's; a compiler that reads it compiles
+    anew for every value that it meets. The network's own forward is what it should compile.
+    """
+    return _disable_dynamo(function)
+
+
+def untraced_itself(function: Callable[P, R]) -> Callable[P, R]:
+    """The same, but what the function calls is compiled."""
+    return _disable_dynamo(function, recursive=False)
 
 
 class Recording(NamedTuple):

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
 from bayesrnn.bayes.charge import Charge
 from bayesrnn.bayes.kl import Estimator
 from bayesrnn.bayes.looking import Look
 from bayesrnn.bayes.processes import in_process_group
+from bayesrnn.engine import untraced
 from bayesrnn.errors import require
 
 
@@ -105,6 +106,7 @@ class Loss:
         defined = self.model.has_description_length
         return _lengths(self.error.item(), self.complexity.item(), defined, unit)
 
+    @untraced
     def backward(self) -> None:
         """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
         scale = self.streams * self.draws
@@ -207,6 +209,7 @@ class FreeEnergy:
         self._error.zero_()
         self._complexity.zero_()
 
+    @untraced
     def __call__(
         self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
     ) -> Loss:
@@ -243,6 +246,7 @@ class FreeEnergy:
             )
         self._seen = seen
 
+    @untraced
     def loss(
         self,
         model: Bayesian | DistributedDataParallel,
@@ -255,6 +259,7 @@ class FreeEnergy:
         """The same without counting the batch: all of it happens on the device, so that it can be
         recorded once and replayed (`count` cannot). `known` is what was already asked for; `share`
         is the batch's as a tensor, where a replay is to read it anew every time."""
+        model = uncompiled(model)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
         check_bayesian(inner)

@@ -23,6 +23,7 @@ from bayesrnn.bayes import (
     bayesianize,
     check_bayesian,
 )
+from bayesrnn.bayes.bayesianize import plain_copy
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
@@ -166,6 +167,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         path = path / "model"
     elif not path.exists():
         raise UserError(f"no model at {path}: there is no such folder; give one made by br.save")
+    module = plain_copy(module)
     try:
         files, facts = read_folder(path, "model", CONFIG)
     except Damaged as error:

@@ -1,9 +1,9 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,11 @@ from bayesrnn.bayes.looking import (
 )
 from bayesrnn.bayes.posterior import Delta, Tensors
 from bayesrnn.bayes.processes import rank_generator
-from bayesrnn.engine import Tuning, beside
+from bayesrnn.engine import Tuning, beside, untraced, untraced_itself
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import Mask
+
+T = TypeVar("T")
 
 
 class Bayesian(nn.Module):
@@ -68,10 +70,28 @@ class Bayesian(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
+        # What is exported is one graph. (Older compilers take `is_exporting()` for true anywhere.)
+        if torch.compiler._is_exporting_flag:
+            with self._filled():
+                return self.module(*args, **kwargs)
+        return self._forward(*args, **kwargs)
+
+    @untraced_itself
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        filled = self._filled()
+        _enter(filled)
+        try:
+            return _run(self.module, *args, **kwargs)
+        finally:
+            _leave(filled)
+
+    @contextmanager
+    def _filled(self) -> Iterator[None]:
+        """The wrapped module with its weights and masks."""
         self.binding.place_weights()
         weights = self._prepared() or self._weights()
         with self.binding.bound(weights, self._tuning.dtype), self._masked():
-            return self.module(*args, **kwargs)
+            yield
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
@@ -107,6 +127,7 @@ class Bayesian(nn.Module):
             self._holding = before
             self._keep = self._keep and before
 
+    @untraced
     def resample(
         self,
         nll: Callable[[], Tensor] | None = None,
@@ -153,6 +174,7 @@ class Bayesian(nn.Module):
         if looking and nll is not None:
             self._look_at_data(looking, nll, generator, looks)
 
+    @untraced
     def prepare(self) -> None:
         """Make the weights of the next forward now: a KL asked for before it then finds what it
         needs of them. Where what they are made of changes before that forward, they are made
@@ -297,6 +319,7 @@ class Bayesian(nn.Module):
 
     # --- the KL ---------------------------------------------------------------------------------
 
+    @untraced
     def kl(self, estimator: Estimator = "auto") -> Tensor:
         """KL[q || p] in nats, summed over all weights, at the last forward's draw.
 
@@ -313,6 +336,7 @@ class Bayesian(nn.Module):
         terms = [kl_of(block, self.hyper(block), estimator) for block in self.each_block()]
         return _total(terms)
 
+    @untraced
     def local_kl(self) -> Tensor | None:
         """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
         where no posterior looks."""
@@ -492,7 +516,22 @@ class Bayesian(nn.Module):
         """For a copy: without what belongs to a batch, a graph or a `with` block. (Its next forward
         has the draw that was held.)"""
         apart = {"_look": None, "_ready": None, "_mode": "auto", "_holding": False}
-        return {**self.__dict__, **apart}
+        return {**super().__getstate__(), **apart}
+
+
+def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Where a compiler comes in; it does not of its own accord where a module is one of torch's."""
+    return module(*args, **kwargs)
+
+
+@untraced
+def _enter(context: AbstractContextManager[None]) -> None:
+    context.__enter__()
+
+
+@untraced
+def _leave(context: AbstractContextManager[None]) -> None:
+    context.__exit__(None, None, None)
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
@@ -500,7 +539,14 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
+def uncompiled(model: T) -> T:
+    """What `torch.compile(model)` was made of, which it passes everything on to."""
+    original: T = getattr(model, "_orig_mod", model)
+    return original
+
+
 def check_bayesian(model: object) -> None:
     """Plain modules are easily taken for what `bayesianize` makes of them."""
-    if not isinstance(model, Bayesian):
-        raise TypeError(f"expected a model made by bayesianize, got {type(model).__name__}")
+    given = uncompiled(model)
+    if not isinstance(given, Bayesian):
+        raise TypeError(f"expected a model made by bayesianize, got {type(given).__name__}")

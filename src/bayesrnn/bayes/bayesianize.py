@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from bayesrnn.bayes.bayesian import Bayesian
+from bayesrnn.bayes.bayesian import Bayesian, uncompiled
 from bayesrnn.bayes.binding import Slot, set_weight
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
@@ -43,6 +43,8 @@ def bayesianize(
     and `ScaleMixture()`) or a mapping from name pattern to object, where the first match counts. An
     object that covers several weights is one object: what it fits, it fits over all of them.
 
+    Of a network that is compiled, in whole or in part, the copy is not: compile the model.
+
     `input_axis` overrides, by name pattern, which axis of a weight holds its input units (the
     groups of a grouped prior); see `default_input_axis`.
 
@@ -57,7 +59,7 @@ def bayesianize(
             "module is Bayesian already, in whole or in part: its means and scales would be drawn "
             "again; give bayesianize the plain network (model.module is without weights)"
         )
-    module = _copy(module)
+    module = plain_copy(module)
     chosen = _choose(module, where)
     _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
@@ -97,8 +99,9 @@ def bayesianize(
     return model
 
 
-def _copy(module: nn.Module) -> nn.Module:
-    """Of its own; refused where it has no weights yet, or holds what torch cannot copy."""
+def plain_copy(module: nn.Module) -> nn.Module:
+    """A copy in which nothing is compiled, so that weights have the names that they have in the
+    network; refused where it has no weights yet, or holds what torch cannot copy."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(
@@ -106,7 +109,7 @@ def _copy(module: nn.Module) -> nn.Module:
                 "input of the right size, before bayesianize"
             )
     try:
-        return copy.deepcopy(module)
+        module = uncompiled(copy.deepcopy(module))
     except RuntimeError as error:
         if "deepcopy" not in str(error):
             raise
@@ -114,6 +117,20 @@ def _copy(module: nn.Module) -> nn.Module:
             "the module holds a tensor that was computed from its weights and cannot be copied, as "
             "torch.nn.utils.weight_norm makes one; use torch.nn.utils.parametrizations instead"
         ) from error
+    for part in list(module.modules()):
+        for name, own in list(part._modules.items()):
+            if uncompiled(own) is not own:
+                setattr(part, name, uncompiled(own))
+    for part in module.modules():
+        for name, value in vars(part).items():
+            compiled = getattr(value, "_torchdynamo_orig_callable", None)
+            if isinstance(getattr(compiled, "__self__", None), nn.Module):
+                raise ValueError(
+                    f"{type(part).__name__} keeps a compiled method in its attribute {name!r}, "
+                    "which a copy would run with the old weights: leave it out, and call "
+                    "model.compile() after bayesianize; or put @torch.compile above the method"
+                )
+    return module
 
 
 def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:

@@ -1,10 +1,11 @@
 """Networks that were trained apart, as one."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import nn
 
-from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
 from bayesrnn.errors import require
 
 
@@ -41,7 +42,8 @@ Network = Bayesian | Ensemble
 
 def members_of(model: Network) -> list[Bayesian]:
     """Those of an ensemble; a model is its only one."""
-    if not isinstance(model, Ensemble):
-        check_bayesian(model)
-        return [model]
-    return [member for member in model.members if isinstance(member, Bayesian)]
+    given = uncompiled(model)
+    if isinstance(given, Ensemble):
+        return [cast(Bayesian, member) for member in given.members]
+    check_bayesian(model)
+    return [cast(Bayesian, model)]  # a compiled one as it is, so that it runs compiled

@@ -24,7 +24,7 @@ from bayesrnn.bayes.passes import (
 )
 from bayesrnn.bayes.posterior import Tensors
 from bayesrnn.bayes.prior import Number, Prior, Values
-from bayesrnn.engine import beside
+from bayesrnn.engine import beside, untraced
 
 
 def draw_of(block: Block, prior: Prior | None = None) -> dict[str, Tensor]:
@@ -94,6 +94,7 @@ class DrawTheta(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         block: Block = ctx.block
         count = len(ctx.noise_names)
@@ -144,6 +145,7 @@ class Lay(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         block: Block = ctx.block
         (flat,) = ctx.saved_tensors
@@ -171,6 +173,7 @@ class Complexity(torch.autograd.Function):
         return value.detach()
 
     @staticmethod
+    @untraced
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         block: Block = ctx.block
@@ -197,6 +200,7 @@ class Local(torch.autograd.Function):
         return total.to(torch.promote_types(tensors[0].dtype, torch.float32))
 
     @staticmethod
+    @untraced
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         block: Block = ctx.block
