@@ -71,7 +71,8 @@ class Bayesian(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's own forward, with its weights drawn or at their mean."""
         # What is exported is one graph. (Older compilers take `is_exporting()` for true anywhere.)
-        if torch.compiler._is_exporting_flag:
+        # What nobody compiles needs no compiler, which takes a second to import.
+        if torch.compiler._is_exporting_flag or not torch.compiler.is_dynamo_compiling():
             with self._filled():
                 return self.module(*args, **kwargs)
         return self._forward(*args, **kwargs)
