@@ -77,7 +77,7 @@ def test_other_separators_and_a_byte_order_mark(tmp_path: Path) -> None:
         (
             "when,",
             "time,",
-            "no column 'when' in its first line, only time, flow, site, heat",
+            "no column 'when' in its first line, only 'time', 'flow', 'site', 'heat'",
         ),
         ("day 3,", "day 3,,", "line 5: it has 5 cells, and the first line 4"),
         ("day 3,", "day 3,x", "line 5: 'flow' is 'x"),
@@ -128,6 +128,13 @@ def test_a_name_that_two_columns_have_says_nothing(
         load_series(SeriesData(str(path), columns, time))
     series = load_series(SeriesData(str(path), ("b",)))
     assert series.splits["train"].values.shape == (11, 1)
+
+
+def test_a_blank_in_a_name_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("time, a\n" + "1, 2\n2, 3\n" * 9)
+    with pytest.raises(UserError, match=r"no column 'a' in its first line, only 'time', ' a';"):
+        load_series(SeriesData(str(path), ("a",)))
 
 
 @pytest.mark.parametrize("rows", [20, 50_000])  # more than a cell of the csv module may have

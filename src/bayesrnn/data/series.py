@@ -192,7 +192,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
     missing = [name for name in wanted if name not in names]
     if missing:
-        known = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
         raise WrongData(
             f"{path} has no column {missing[0]!r} in its first line, only {known}",
             "a file that has it",
