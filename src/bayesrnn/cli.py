@@ -28,7 +28,9 @@ from bayesrnn.errors import Invalid, UserError, WrongData
 from bayesrnn.files import expanded
 from bayesrnn.starting import INTERRUPTED, started
 
-OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
+OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|not enough memory|size calculation overflowed"
+)
 """What torch says, of a GPU's memory and of the machine's own."""
 
 app = typer.Typer(
