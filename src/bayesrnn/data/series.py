@@ -229,10 +229,11 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         found_at.append(number)
     back = None if when is None else _goes_back(times)
     if back is not None:
-        row, latest = back
+        early, latest = back
         raise UserError(
-            f"{path}, line {found_at[row]}: its time, {times[row]!r}, is before {times[latest]!r} "
-            f"in line {found_at[latest]}; sort the rows, the oldest first, or leave data.time out"
+            f"{path}, line {found_at[early]}: its time, {times[early]!r}, is before "
+            f"{times[latest]!r} in line {found_at[latest]}; sort the rows, the oldest first, or "
+            "leave data.time out"
         )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
