@@ -130,6 +130,11 @@ def test_a_name_that_two_columns_have_says_nothing(
     assert series.splits["train"].values.shape == (11, 1)
 
 
+def test_one_column_alone_is_not_read_letter_by_letter() -> None:
+    with pytest.raises(ValueError, match=r"columns must be a sequence of names, \('OT',\) say"):
+        SeriesData("x.csv", "OT")  # type: ignore[arg-type]
+
+
 def test_a_blank_in_a_name_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("time, a\n" + "1, 2\n2, 3\n" * 9)

@@ -50,6 +50,11 @@ class SeriesData:
     kind: ClassVar[str] = "series"
 
     def __post_init__(self) -> None:
+        if isinstance(self.columns, str):  # which is a sequence of letters
+            name = self.columns
+            require(
+                (False, "columns", f"must be a sequence of names, ({name!r},) say, got {name!r}")
+            )
         names, count = self.columns, len(self.columns)
         numbers = (self.centre, self.spread)
         fits = all(len(one) == count for one in numbers) or numbers == ((), ())
