@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -369,6 +370,21 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(finished: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"? w1 ")
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_closed_output_is_no_reason_to_fail(closed: str, finished: Path, tmp_path: Path) -> None:
+    written = tmp_path / "tokens.csv"
+    words = [sys.executable, "-m", "bayesrnn", "uncertainty", finished, "--out", written]
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(map(str, words))} {closed}"],
+        env=environment(),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert written.read_text().startswith('"samples","place","token"')
 
 
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
