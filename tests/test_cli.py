@@ -435,6 +435,11 @@ def short_text(folder: Path) -> str:
             1,
             ["(52); set data.path to a longer text, or change train.valid_streams"],
         ),
+        (
+            lambda _: "data.split=[0.498,0.002,0.5]",
+            1,
+            ["(2); set data.path to a longer text, or change data.split"],
+        ),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),
         (lambda _: "train.lr=-0.5", 2, ["train.lr must be a finite number above 0, got -0.5"]),
