@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -371,6 +372,21 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(finished: Path) -> N
     assert done.stdout.startswith(b"? w1 ")
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_closed_output_is_no_reason_to_fail(closed: str, finished: Path, tmp_path: Path) -> None:
+    written = tmp_path / "tokens.csv"
+    words = [sys.executable, "-m", "bayesrnn", "uncertainty", finished, "--out", written]
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(map(str, words))} {closed}"],
+        env=environment(),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert written.read_text().startswith('"samples","place","token"')
+
+
 def test_generate_says_which_words_of_the_prompt_it_does_not_know(cli: Cli, finished: Path) -> None:
     assert not cli("generate", finished, "--prompt", "w1 w2", "--tokens", 3).err
     told = cli("generate", finished, "--prompt", "w1 zebra apple zebra", "--tokens", 3)
@@ -418,6 +434,11 @@ def short_text(folder: Path) -> str:
             lambda _: "train.valid_streams=51",
             1,
             ["(52); set data.path to a longer text, or change train.valid_streams"],
+        ),
+        (
+            lambda _: "data.split=[0.498,0.002,0.5]",
+            1,
+            ["(2); set data.path to a longer text, or change data.split"],
         ),
         (lambda _: "train.learning_speed=3", 2, ["train.learning_speed is not a setting; allowed"]),
         (lambda _: "train.epochs=many", 2, ["train.epochs must be a whole number, got 'many'"]),

@@ -220,5 +220,5 @@ def test_data_of_another_kind_are_told_by_the_flag(run: Path, tmp_path: Path, cl
     other = tmp_path / "other.csv"
     other.write_text(",".join(f"name{i}" for i in range(1000)) + "\n")
     [line] = cli("forecast", run, "--data", other).errors
-    assert "in its first line, only name0, name1, " in line
+    assert "in its first line, only 'name0', 'name1', " in line
     assert line.endswith("...; give a file that has it as --data")

@@ -488,3 +488,19 @@ def test_a_sparse_network_serves_modules_that_look_into_their_layers(kind: str) 
     with torch.no_grad():
         found = br.sparse_network(model)(x)[0]
         torch.testing.assert_close(found, model(x)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "other", [nn.Linear(3, 4), nn.Linear(5, 2), nn.Sequential(nn.Linear(3, 3))], ids=str
+)
+def test_the_state_of_another_network_is_refused(other: nn.Module) -> None:
+    """Flat tensors of one size may hold other weights."""
+    model, wrong = br.bayesianize(nn.Linear(3, 3)), br.bayesianize(other)
+    sizes = [{k: v.shape for k, v in m.state_dict().items() if "loc" in k} for m in (model, wrong)]
+    assert sizes[0] == sizes[1]
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match=r"weight', \[3, 3\]\], \['bias', \[3\]\]\] here"):
+        model.load_state_dict(wrong.state_dict())
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    model.load_state_dict(br.bayesianize(nn.Linear(3, 3)).state_dict())
+    model.load_state_dict(dict(before))  # the tensors alone

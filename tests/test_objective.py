@@ -34,6 +34,7 @@ from bayesrnn.bayes import (
     bayesianize,
 )
 from bayesrnn.data import StreamLoader
+from bayesrnn.errors import Invalid
 from bayesrnn.objective import FreeEnergy
 
 
@@ -335,6 +336,28 @@ def test_several_draws_a_step_are_averaged() -> None:
 
 
 # --- counts that do not fit --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("targets", "streams", "draws", "message"),
+    [
+        (-5, 1, 1, "targets of a batch must be a whole number, 0 or above, got -5"),
+        (2.5, 1, 1, "targets of a batch must be a whole number, 0 or above, got 2.5"),
+        (5, 0, 1, "streams of a batch must be a whole number, 1 or above, got 0"),
+        (5, -1, 1, "streams of a batch must be a whole number, 1 or above, got -1"),
+        (5, 1, -1, "draws must be at least 1, got -1"),  # gradients would point uphill
+        (5, 1, 0, "draws must be at least 1, got 0"),
+    ],
+)
+def test_counts_that_are_none_are_refused(
+    targets: float, streams: int, draws: int, message: str
+) -> None:
+    model, objective = bayesianize(nn.Linear(3, 1)), FreeEnergy(SimpleNamespace(targets=10))
+    batch = SimpleNamespace(targets=targets, streams=streams)
+    with pytest.raises(Invalid, match=message):
+        objective(model, model(torch.ones(1, 3)).sum(), batch, draws)
+    with pytest.raises(Invalid, match="targets of an epoch must be at least 1, got 0"):
+        FreeEnergy(SimpleNamespace(targets=0))
 
 
 def test_an_epoch_begins_anew_after_a_full_one() -> None:

@@ -45,14 +45,17 @@ from small_runs import Cli, write_recipe
         ("model", "init", 1e300),
         ("train", "streams", 10**30),
         ("model", "init", float("inf")),
+        ("model", "noise", 1e38),
         ("train", "options", {"capturable": True}),
         ("train", "options", {"differentiable": True}),
     ],
 )
 def test_a_number_out_of_range_names_its_key(table: str, key: str, value: Any) -> None:
-    settings: dict[str, Any] = {"data": {"path": "x"}, table: {key: value}}
-    with pytest.raises(Invalid, match=rf"{table}\.{key}"):
-        from_table(settings)
+    data: dict[str, Any] = {"path": "x"}
+    kinds = [data, {**data, "kind": "reviews"}, {**data, "kind": "series", "columns": ["a"]}]
+    for data in kinds if key == "noise" else kinds[:1]:
+        with pytest.raises(Invalid, match=rf"{table}\.{key}"):
+            from_table({"data": data, table: {key: value}})
 
 
 @pytest.mark.parametrize("key", ["window_ms", "hop_ms"])
@@ -87,9 +90,10 @@ def test_options_that_natural_gradients_refuse_are_one_line() -> None:
         build_optimizer(settings, bayesianize(nn.Linear(2, 2), Gaussian(), Normal()), 10)
 
 
-def test_too_little_memory_is_one_line(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", ["hidden=10000000000000", "embedding=9000000000000000000"])
+def test_too_little_memory_is_one_line(setting: str, cli: Cli, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
-    result = cli("train", recipe, "model.hidden=10000000000000", "--out", tmp_path / "run")
+    result = cli("train", recipe, f"model.{setting}", "--out", tmp_path / "run")
     assert result.code == 1
     assert len(result.errors) == 1
     assert "not enough memory" in result.errors[0]

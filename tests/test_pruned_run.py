@@ -322,3 +322,9 @@ def test_the_papers_table(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert json.loads(again.out)["points"] == [first, second]
     shutil.rmtree(tmp_path / "table" / "threshold-0.5" / "checkpoints")
     assert "retrained" in cli(*arguments).out
+
+
+def test_fractions_that_look_alike_have_folders_of_their_own(run: Path, tmp_path: Path) -> None:
+    run_curve(run, [0.5, 0.50000001], retrain=1, out=tmp_path / "table", device="cpu")
+    names = sorted(path.name for path in (tmp_path / "table").iterdir())
+    assert names == ["fraction-0.5", "fraction-0.50000001"]

@@ -270,6 +270,11 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"prior": {"kind": "scale_mixture", "pi": "fit"}}, "prior.pi", "no closed-form optimum"),
         ({"prior": {"kind": "laplace", "scale": "fit"}}, "prior.scale", "only with a delta"),
         ({"prior": {"kind": "normal", "pi": 1}}, "prior.pi", "is not a setting; allowed: loc"),
+        (
+            {"posterior": {"kind": "delta", "scale": 1}},
+            "posterior.scale",
+            "is not a setting; allowed: none at all, so take it out",
+        ),
         ({"bayes": {"kl": "exact"}}, "bayes.kl", "has no closed form"),
         ({"posterior": {"rnn.*": {"kind": "?"}}}, 'posterior."rnn.*".kind', "is '?'; allowed"),
         ({"posterior": {"decoder": {"weight": {"kind": "delta"}}}}, "posterior.decoder.kind", "is"),

@@ -311,3 +311,31 @@ def test_a_full_disk_leaves_the_model_that_was_there(
     with pytest.raises(UserError, match=r"No space left on device; free some space"):
         br.save(model, tmp_path / "model")
     assert folder_contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_through_a_link_the_folder_that_it_points_to_is_written(
+    exists: bool, tmp_path: Path
+) -> None:
+    link, folder = tmp_path / "latest", tmp_path / "elsewhere" / "model"
+    folder.parent.mkdir()
+    link.symlink_to(folder)
+    if exists:
+        folder.mkdir()
+    for scale in (1.0, 2.0):
+        net = nn.Linear(2, 2)
+        nn.init.constant_(net.weight, scale)
+        br.save(br.bayesianize(net), link)
+        assert br.load(folder, module=net).moments()["weight"][0].eq(scale).all()
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "latest"]
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_the_folder_one_is_in_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", tmp_path):
+        with pytest.raises(br.UserError, match="is the folder you are in"):
+            br.save(br.bayesianize(nn.Linear(2, 2)), folder)

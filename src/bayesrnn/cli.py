@@ -26,9 +26,11 @@ from bayesrnn.commands.transcribe import transcribe
 from bayesrnn.commands.uncertainty import uncertainty
 from bayesrnn.errors import Invalid, UserError, WrongData
 from bayesrnn.files import expanded
-from bayesrnn.starting import INTERRUPTED, started
+from bayesrnn.starting import INTERRUPTED, open_streams, started
 
-OUT_OF_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory")
+OUT_OF_MEMORY = re.compile(
+    "out of memory|can't allocate memory|not enough memory|size calculation overflowed"
+)
 """What torch says, of a GPU's memory and of the machine's own."""
 
 app = typer.Typer(
@@ -85,6 +87,7 @@ for command in (
 def main() -> None:
     """Run a command; a user's mistake becomes one line and an exit code (1 failed, 2 wrong use)."""
     started()
+    open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not know every letter
     try:

@@ -233,6 +233,7 @@ class FreeEnergy:
 
     def count(self, batch: object, draws: int = 1) -> None:
         """Count a draw of a batch towards the epoch, which must not become longer than it is."""
+        require((draws >= 1, "draws", f"must be at least 1, got {draws}"))
         targets, _ = _count_batch(batch, self._sizes)
         here = self.targets // self.processes
         if self._seen >= here:
@@ -334,6 +335,8 @@ def _count_epoch(loader: object, parts: int | None) -> tuple[int, int, set[int] 
     many examples a batch may have (None: the batches know themselves)."""
     require((parts is None or parts >= 1, "processes", f"must be at least 1, got {parts}"))
     if isinstance(loader, CountedLoader) and isinstance(loader.targets, Integral):
+        said = f"of an epoch must be at least 1, got {loader.targets}"
+        require((loader.targets >= 1, "targets", said))
         if parts is None and in_process_group():
             raise ValueError(
                 f"several processes train together, and a {type(loader).__name__} does not say "
@@ -369,6 +372,10 @@ def _count_epoch(loader: object, parts: int | None) -> tuple[int, int, set[int] 
 def _count_batch(batch: object, sizes: set[int] | None) -> tuple[int, int]:
     """The targets of a batch and its sequences; `sizes` are those the loader can yield."""
     if isinstance(batch, CountedBatch):
+        for key, number, least in (("targets", batch.targets, 0), ("streams", batch.streams, 1)):
+            whole = isinstance(number, Integral) and number >= least
+            said = f"of a batch must be a whole number, {least} or above, got {number!r}"
+            require((whole, key, said))
         return batch.targets, batch.streams
     first: Any = batch
     while not isinstance(first, Tensor):

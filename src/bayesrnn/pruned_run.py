@@ -281,7 +281,9 @@ def run_curve(
             scale=True,
             **{kind: value},
         )
-        after, outcome = _prune_into(run, folder / f"{kind}-{value:g}", how, data, quiet, device)
+        short = f"{value:g}"
+        name = f"{kind}-{short if float(short) == value else value}"
+        after, outcome = _prune_into(run, folder / name, how, data, quiet, device)
         assert outcome is not None
         if not outcome.finished:
             raise KeyboardInterrupt  # which the training took as a sign to save, and said so

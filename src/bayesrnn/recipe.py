@@ -408,7 +408,7 @@ def _describe(hint: Any) -> str:
 def _unknown(key: str, known: Sequence[str], said: str) -> str:
     close = difflib.get_close_matches(key, known, n=1)
     guess = f"did you mean {close[0]}? " if close else ""
-    return f"{said}; {guess}allowed: {', '.join(known)}"
+    return f"{said}; {guess}allowed: {', '.join(known) or 'none at all, so take it out'}"
 
 
 def _check_together(recipe: Recipe) -> None:

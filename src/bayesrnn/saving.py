@@ -70,6 +70,8 @@ def save(
     path = expanded(folder)
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, and a model is a folder; choose another name")
+    if path.resolve() == Path.cwd():
+        raise UserError(f"{path} is the folder you are in, which cannot be replaced; name another")
     if path.exists() and any(path.iterdir()):
         try:
             read_facts(path, "model", CONFIG)

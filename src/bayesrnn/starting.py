@@ -41,5 +41,17 @@ def started() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def open_streams() -> None:
+    """A process may be started with its output closed (`2>&-`): what it would say goes nowhere
+    then, and no file that it writes takes the place."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
 if is_command(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, quit_at_once)

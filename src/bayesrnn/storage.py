@@ -36,7 +36,9 @@ def write_folder(
     tensors: Mapping[str, Mapping[str, Tensor]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write `tensors` (by file, then by name) and `facts`; a folder already there is replaced."""
+    """Write `tensors` (by file, then by name) and `facts`; a folder already there is replaced.
+    Through a link, the folder that it points to is written."""
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with writing(path):
         try:

@@ -51,6 +51,13 @@ def test_the_digest_is_that_of_the_contents(tmp_path: Path) -> None:
     assert one.digest == same.digest != other.digest
 
 
+def test_images_to_test_with_must_be_as_large_as_those_to_train_on(tmp_path: Path) -> None:
+    settings = write_images(tmp_path)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", np.zeros((20, 5, 5), np.uint8))
+    with pytest.raises(UserError, match="of 16 pixels to train on and of 25 to test with"):
+        load_images(settings)
+
+
 def test_bad_folders_and_files_get_one_line(tmp_path: Path) -> None:
     settings = write_images(tmp_path / "images")
     labels = tmp_path / "images/train-labels-idx1-ubyte.gz"

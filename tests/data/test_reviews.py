@@ -108,7 +108,7 @@ def test_bad_folders_and_files_get_one_line(tmp_path: Path) -> None:
     rating.write_text("0.5\n")
     assert "has 40 reviews but" in (said := error())
     assert "has 1 lines" in said
-    for wrong in ("1.5", "nan", "good", ""):
+    for wrong in ("1.5", "nan", "0_1", "good", ""):
         rating.write_text(f"0.5\n{wrong}\n" + "0.5\n" * 38)
         assert f"line 2: {wrong!r} is not a rating from 0 to 1" in error()
     text.write_bytes(b"\n" + b"x\n" * 39)

@@ -74,7 +74,11 @@ def test_other_separators_and_a_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("when,", "time,", "has no column 'when' in its first line, only time, flow, site, heat"),
+        (
+            "when,",
+            "time,",
+            "no column 'when' in its first line, only 'time', 'flow', 'site', 'heat'",
+        ),
         ("day 3,", "day 3,,", "line 5: it has 5 cells, and the first line 4"),
         ("day 3,", "day 3,x", "line 5: 'flow' is 'x"),
     ],
@@ -126,6 +130,18 @@ def test_a_name_that_two_columns_have_says_nothing(
     assert series.splits["train"].values.shape == (11, 1)
 
 
+def test_one_column_alone_is_not_read_letter_by_letter() -> None:
+    with pytest.raises(ValueError, match=r"columns must be a sequence of names, \('OT',\) say"):
+        SeriesData("x.csv", "OT")  # type: ignore[arg-type]
+
+
+def test_a_blank_in_a_name_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("time, a\n" + "1, 2\n2, 3\n" * 9)
+    with pytest.raises(UserError, match=r"no column 'a' in its first line, only 'time', ' a';"):
+        load_series(SeriesData(str(path), ("a",)))
+
+
 @pytest.mark.parametrize("rows", [20, 50_000])  # more than a cell of the csv module may have
 def test_a_quote_that_is_not_closed_is_named_by_its_line(tmp_path: Path, rows: int) -> None:
     path = tmp_path / "x.csv"
@@ -153,6 +169,7 @@ def test_decimal_commas_are_told_from_gaps(tmp_path: Path, cell: str, remedy: st
         (["2024-01-03", "2024-01-02", "2024-01-01"], 3),  # the newest first, as markets give them
         (["2024-01-01 00:00", "2024-01-01 05:00", "2024-01-01 03:00"], 4),
         (["2024-01-01T00:00+00:00", "2024-01-01T04:00+00:00", "2024-01-01T03:00+02:00"], 4),
+        (["2024-01-01 02:00", "2024-01-01 01:00", "2024-01-01 00:00"], 4),  # no step above an hour
         (["2024-10-27 02:00", "2024-10-27 02:45", "2024-10-27 02:00"], None),  # summer ends
         (["2024-10-27T02:30+02:00", "2024-10-27T02:00+01:00", "2024-10-27T03:00+01:00"], None),
         (["2024-01-01T05:00+05:00", "2024-01-01T01:00Z", "2024-01-01T01:00Z"], None),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import bayesrnn as br
+from bayesrnn.errors import Invalid
 from bayesrnn.evaluate.baselines import best_season, repeated
 from bayesrnn.evaluate.series import backtest
 
@@ -117,3 +118,10 @@ def test_a_transformers_day_has_24_hours(data_folder: Callable[[str], Path]) -> 
     series = br.load_series(br.SeriesData(str(path), ("HUFL", "MUFL", "OT"), time="date"))
     for steps in (12, 24, 48):
         assert best_season(series.splits["train"].values, steps, longest=500) == 24
+
+
+def test_a_season_of_nothing_is_refused() -> None:
+    with pytest.raises(Invalid, match="steps must be at least 1, got 0"):
+        best_season(np.arange(20.0)[:, None], 0, longest=5)
+    with pytest.raises(Invalid, match="values must be finite"):
+        best_season(np.full((20, 1), np.nan), 2, longest=5)

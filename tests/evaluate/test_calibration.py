@@ -179,6 +179,18 @@ def test_better_uncertainty_has_the_smaller_area() -> None:
     assert good < none == 0.5 < bad
 
 
+def test_logits_and_targets_that_are_no_classes_are_refused() -> None:
+    logits, targets = torch.tensor([[2.0, -1.0, 0.5], [0.1, 0.2, 0.3]]), torch.tensor([0, 2])
+    for score in (calibration, brier, classwise_error):
+        score(logits.softmax(1).half(), targets)
+        for wrong in (logits, logits.abs(), logits.softmax(0)):
+            with pytest.raises(Invalid, match=r"probabilities must be 0 or above and sum to 1"):
+                score(wrong, targets)
+        for label in (-1, 3):
+            with pytest.raises(Invalid, match="targets must be the places of classes, 0 to 2"):
+                score(logits.softmax(1), torch.tensor([0, label]))
+
+
 def test_impossible_inputs_are_refused() -> None:
     p, y = torch.full((3, 2), 0.5), torch.tensor([0, 1, 0])
     with pytest.raises(Invalid, match="bins must be at least 1"):

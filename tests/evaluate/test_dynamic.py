@@ -449,9 +449,12 @@ def test_by_default_the_model_as_it_is_is_among_the_rates(text: Ids) -> None:
 # --- what is refused -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rate", [1e3, 1e200])
-def test_a_rate_that_diverges_is_one_line_with_the_remedy(rate: float, text: Ids) -> None:
-    model = bayesian()
+def test_a_rate_that_diverges_is_one_line_with_the_remedy(
+    rate: float, dtype: torch.dtype, text: Ids
+) -> None:
+    model = bayesian().to(dtype)
     with pytest.raises(br.UserError, match=r"with the rate 1\S+ diverges: .* use a lower rate"):
         br.dynamic_evaluate(model, loader(text), rate)
     with pytest.raises(br.UserError, match=r"diverges at every rate that was tried \(1"):

@@ -49,6 +49,12 @@ def test_temperature_0_leaves_out_what_is_forbidden() -> None:
     assert br.generate(model, [0], 3, temperature=0, forbidden=(1,)) == [2, 2, 2]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_knows_no_word_says_so(temperature: float) -> None:
+    with pytest.raises(br.UserError, match="no token that may be chosen"):
+        br.generate(fixed_logits([1.0]), [0], 3, temperature, forbidden=(0,))
+
+
 @pytest.mark.parametrize("weights", ["mean", "sample"])
 def test_the_same_seed_gives_the_same_text(weights: str) -> None:
     model = language_model().train()

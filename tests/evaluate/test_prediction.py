@@ -50,6 +50,12 @@ def test_categories_are_averaged_and_taken_apart(x: Tensor) -> None:
     assert (found.epistemic > 0.01).all()
 
 
+@pytest.mark.parametrize("samples", [10**9, 10**20])  # zeros too many: gigabytes, or a traceback
+def test_more_draws_than_anyone_means_are_refused(samples: int, x: Tensor) -> None:
+    with pytest.raises(Invalid, match=r"samples must be 0 .* 1,000,000 at the most"):
+        br.predict(make(5), x, samples=samples)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_entropy_of_the_average_is_at_least_the_average_entropy(dtype: torch.dtype) -> None:
     x = torch.randn(200, 3).to(dtype)

@@ -246,6 +246,10 @@ def test_what_cannot_be_forecast_is_refused() -> None:
         ({"past": torch.ones(4, 1), "steps": 1}, r"past must be \[T, B, C\]"),
         ({"past": torch.ones(4, 1, 1), "steps": 0}, "steps must be at least 1"),
         ({"past": torch.ones(4, 1, 1), "steps": 1, "paths": 1}, "paths must be at least 2"),
+        (
+            {"past": torch.ones(4, 1, 1), "steps": 1, "paths": 10**20},
+            "paths must be at least 2, 1,",
+        ),
         ({"past": torch.ones(4, 1, 1), "steps": 1, "samples": -1}, "samples must be 0"),
     ):
         with pytest.raises(br.Invalid, match=message):

@@ -1,11 +1,14 @@
 """The bound of a sharpened model, cut by cut (what it bounds: tests/bayes/test_sharpening.py)."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import bayesrnn as br
+from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import sharpened
 from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.dynamic import Learner
@@ -64,3 +67,21 @@ def test_a_cut_knows_nothing_of_later_ones(
     one, other = bounds[:cuts], bounds[cuts:]
     assert one[:3] == other[:3]
     assert all(a != b for a, b in zip(one[3:], other[3:], strict=True))
+
+
+@pytest.mark.parametrize("look", [0.0, 1e-300, 1e300, math.nan])
+def test_a_look_of_no_sensible_width_is_refused(look: float) -> None:
+    with pytest.raises(Invalid, match="look must be a width from 1e-06 to"):
+        sharpened.looking(looking_model(), "decoder.*", look, 1)
+
+
+def test_a_width_without_a_bound_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = iter([math.nan, 3.0, 2.0])
+
+    def score(*_: object, **__: object) -> sharpened.Bound:
+        bound = next(bounds)
+        return sharpened.Bound(1, 1, 1, "mean", 1, 1, 0.0, False, bound, 0.0, bound, bound)
+
+    monkeypatch.setattr(sharpened, "evaluate_sharpened", score)
+    loader = br.StreamLoader(np.arange(9, dtype=np.int32), 1, 4)
+    assert sharpened.search_look(looking_model(), loader, "decoder.*", (0.5, 1.0, 2.0)).look == 2.0

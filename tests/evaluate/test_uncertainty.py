@@ -4,6 +4,7 @@ import dataclasses
 import math
 import weakref
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,6 +257,12 @@ def test_impossible_numbers_are_refused(
 ) -> None:
     with pytest.raises(Invalid, match=message):
         text_uncertainty(language_model(), loader(text), samples, top=top)
+
+
+@pytest.mark.parametrize("samples", [10, (1.5,), "10"])
+def test_samples_are_numbers_of_draws(samples: Any, text: NDArray[np.int32]) -> None:
+    with pytest.raises(TypeError, match="samples must be numbers of draws, such as"):
+        text_uncertainty(language_model(), loader(text), samples)
 
 
 def test_at_most_all_words_are_the_top_ones(text: NDArray[np.int32]) -> None:

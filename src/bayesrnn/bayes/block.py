@@ -155,15 +155,31 @@ class Block(nn.Module):
         assert loc is not None
         return [(loc, scale)]
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """With the weights' names and shapes, which the flat tensors do not tell."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["weights"] = self._weights()
+
+    def _weights(self) -> list[list[Any]]:
+        return [[weight.name, list(weight.shape)] for weight in self.layout.weights]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any
+    ) -> None:
         """A state tells whether it is pruned by having a mask (one without this block says
         nothing of it)."""
+        there, here = local_metadata.get("weights"), self._weights()
+        if there not in (None, here):
+            errors: list[str] = args[-1]
+            errors.append(f"{prefix[:-1]} holds {there} there and {here} here.")
+            return
         keep = state_dict.get(f"{prefix}keep")
         loc = self.parameters_by_name["loc"]
         told = keep is not None or f"{prefix}loc" in state_dict
         if told and (keep is None or keep.shape == loc.shape):
             self.keep = None if keep is None else torch.zeros_like(loc, dtype=torch.bool)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         self.mask(self.keep)
 
     # --- the draw -------------------------------------------------------------------------------

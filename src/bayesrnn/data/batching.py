@@ -159,7 +159,7 @@ class StreamLoader(Batches):
                 f"({streams + 1})"
             )
             if key.startswith("train."):
-                raise WrongData(problem, f"a longer {what}", key)
+                raise WrongData(problem, f"a longer {what}", key if streams > 1 else "data.split")
             lower = f"lower {key}, or " if streams > 1 else ""
             raise UserError(f"{problem}; {lower}give more {more}")
         if drop_last and length < unroll:

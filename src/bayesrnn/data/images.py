@@ -48,6 +48,12 @@ def load_images(settings: ImageData) -> Labelled:
     digest = hashlib.sha256()
     train = _read_pair(folder, "train", digest)
     test = _read_pair(folder, "t10k", digest)
+    sizes = [part.x.shape[1] for part in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise UserError(
+            f"{folder} has images of {sizes[0]} pixels to train on and of {sizes[1]} to test with; "
+            "they do not belong together"
+        )
     kept = len(train) - settings.valid
     if kept < 1:
         raise WrongData(

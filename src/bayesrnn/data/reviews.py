@@ -165,7 +165,7 @@ def _target(text: str, settings: ReviewData, path: Path, line: int) -> float:
     read: Callable[[str], float] = int if settings.classes else float
     highest = settings.classes - 1 if settings.classes else 1
     try:
-        value = read(text)
+        value = math.nan if "_" in text else read(text)
     except ValueError:
         value = math.nan
     if not 0 <= value <= highest:

@@ -50,6 +50,11 @@ class SeriesData:
     kind: ClassVar[str] = "series"
 
     def __post_init__(self) -> None:
+        if isinstance(self.columns, str):  # which is a sequence of letters
+            name = self.columns
+            require(
+                (False, "columns", f"must be a sequence of names, ({name!r},) say, got {name!r}")
+            )
         names, count = self.columns, len(self.columns)
         numbers = (self.centre, self.spread)
         fits = all(len(one) == count for one in numbers) or numbers == ((), ())
@@ -192,7 +197,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     wanted = [*settings.columns, *([settings.time] if settings.time else [])]
     missing = [name for name in wanted if name not in names]
     if missing:
-        known = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
+        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
         raise WrongData(
             f"{path} has no column {missing[0]!r} in its first line, only {known}",
             "a file that has it",
@@ -229,9 +234,11 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         found_at.append(number)
     back = None if when is None else _goes_back(times)
     if back is not None:
+        early, latest = back
         raise UserError(
-            f"{path}, line {found_at[back]}: its time, {times[back]!r}, is before that of the row "
-            f"above, {times[back - 1]!r}; sort the rows, the oldest first, or leave data.time out"
+            f"{path}, line {found_at[early]}: its time, {times[early]!r}, is before "
+            f"{times[latest]!r} in line {found_at[latest]}; sort the rows, the oldest first, or "
+            "leave data.time out"
         )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
@@ -250,10 +257,18 @@ def as_dates(times: Sequence[str]) -> list[datetime] | None:
     return None if any(time.isdigit() for time in times) else found
 
 
-def _goes_back(times: Sequence[str]) -> int | None:
-    """The first row that is earlier than the one before it, by more than the hour that a clock is
-    put back by; None where there is none, or times are no dates that can be compared."""
-    return next((row for row, step in enumerate(_steps(times), 1) if step < -PUT_BACK), None)
+def _goes_back(times: Sequence[str]) -> tuple[int, int] | None:
+    """The first row that is earlier than the latest above it, by more than the hour that a clock is
+    put back by, and that latest; None where there is none, or times are no dates that can be
+    compared."""
+    latest, behind = 0, timedelta(0)
+    for row, step in enumerate(_steps(times), 1):
+        behind -= step
+        if behind > PUT_BACK:
+            return row, latest
+        if behind <= timedelta(0):
+            latest, behind = row, timedelta(0)
+    return None
 
 
 def uneven(times: Sequence[str]) -> str | None:

@@ -37,6 +37,10 @@ def best_season(values: NDArray[np.floating], steps: int, longest: int) -> int:
     over h. Where the best is a multiple of a shorter one (48 hours of 24, and any of 1) and by less
     than GAIN better in its root, it is the shorter one.
     """
+    require(
+        (steps >= 1, "steps", f"must be at least 1, got {steps}"),
+        (bool(np.isfinite(values).all()), "values", "must be finite numbers"),
+    )
     furthest = len(values) // 2  # of rows further apart there are too few pairs
     if steps > furthest:
         return 1

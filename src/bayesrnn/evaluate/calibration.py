@@ -14,6 +14,8 @@ from bayesrnn.errors import require
 Binning = Literal["width", "count"]
 """Bins of equal width, or adaptive ones that hold the same number of predictions each."""
 BINS = 15
+SUM_OFF = 0.02
+"""By how much probabilities of half precision may miss a sum of 1."""
 
 
 @dataclass(frozen=True)
@@ -195,4 +197,17 @@ def _check(probabilities: Tensor, targets: Tensor) -> None:
             "must be [N, classes] with targets [N], got "
             f"{list(probabilities.shape)} and {list(targets.shape)}",
         )
+    )
+    sums = probabilities.double().sum(dim=1)
+    require(
+        (
+            not bool((probabilities < 0).any() or ((sums - 1).abs() > SUM_OFF).any()),
+            "probabilities",
+            "must be 0 or above and sum to 1 over the classes (logits: take their softmax first)",
+        ),
+        (
+            not bool(((targets < 0) | (targets >= probabilities.shape[1])).any()),
+            "targets",
+            f"must be the places of classes, 0 to {probabilities.shape[1] - 1}",
+        ),
     )

@@ -9,6 +9,9 @@ from bayesrnn.bayes import Bayesian
 from bayesrnn.bayes.ensemble import Network, members_of
 from bayesrnn.errors import require
 
+MOST_DRAWS = 1_000_000
+"""More than anyone has use for; a number with some zeros too many would fill the memory."""
+
 
 @contextmanager
 def evaluating(model: Network) -> Iterator[None]:
@@ -26,7 +29,9 @@ def evaluating(model: Network) -> Iterator[None]:
 
 def each_draw(model: Network, samples: int) -> list[Bayesian]:
     """Whose draw each is: `samples` of every member, members in turn; with 0 their means."""
-    require((samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"))
+    fits = 0 <= samples <= MOST_DRAWS
+    said = f"must be 0 (the mean) or above, {MOST_DRAWS:,} at the most, got {samples}"
+    require((fits, "samples", said))
     return members_of(model) * max(samples, 1)
 
 

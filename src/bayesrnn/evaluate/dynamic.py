@@ -172,6 +172,8 @@ class Learner:
                 part.flatten_parameters()  # a copy's weights do not lie together
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._shares = _shares(self.model) if by_variance else {}
+        # A number that a weight cannot hold is refused by torch; with this one it diverges as well.
+        self._step = min([rate, *(torch.finfo(p.dtype).max for p in self._parameters)])
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         """Score a cut, then learn from it."""
@@ -220,7 +222,7 @@ class Learner:
                     gradient if share is None else gradient * share
                     for gradient, share in zip(gradients, shares, strict=True)
                 ]
-            torch._foreach_add_(parameters, gradients, alpha=-self.rate)
+            torch._foreach_add_(parameters, gradients, alpha=-self._step)
 
     def check(self, nll: float, count: int, targets: int) -> None:
         """Stop where the loss a token, over the first `count` targets, has gone astray; the first

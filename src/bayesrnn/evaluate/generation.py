@@ -8,7 +8,7 @@ import torch
 from bayesrnn.bayes import Bayesian, check_bayesian
 from bayesrnn.data import TextData, Vocabulary, decode_text, encode_text
 from bayesrnn.data.vocabulary import END, UNKNOWN
-from bayesrnn.errors import require
+from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.draws import evaluating
 
 Weights = Literal["mean", "sample"]
@@ -49,6 +49,11 @@ def generate(
             logits, state = model(x, state)
             last = logits[-1, 0].double()
             last[list(forbidden)] = -math.inf
+            if last.isneginf().all():
+                raise UserError(
+                    "there is no token that may be chosen: the model knows none but those that are "
+                    "left out; train with a larger vocabulary (a lower data.min_count)"
+                )
             if temperature == 0:
                 x = last.argmax().view(1, 1)
             else:

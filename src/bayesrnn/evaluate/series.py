@@ -19,7 +19,7 @@ from bayesrnn.data.batching import StreamLoader
 from bayesrnn.data.series import SeriesData
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.baselines import repeated
-from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
+from bayesrnn.evaluate.draws import MOST_DRAWS, drawn, each_draw, evaluating
 from bayesrnn.evaluate.intervals import calibration_of_numbers, coverage
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Normal
@@ -231,7 +231,11 @@ def forecast(
         (past.dim() == 3 and len(past) > 0, "past", f"must be [T, B, C], got {list(past.shape)}"),
         (steps >= 1, "steps", f"must be at least 1, got {steps}"),
         (samples >= 0, "samples", f"must be 0 (the mean) or above, got {samples}"),
-        (paths >= 2, "paths", f"must be at least 2, got {paths}"),
+        (
+            2 <= paths <= MOST_DRAWS,
+            "paths",
+            f"must be at least 2, {MOST_DRAWS:,} at the most, got {paths}",
+        ),
     )
     noise = torch.Generator(past.device).manual_seed(seed)
     rows = torch.arange(past.shape[1], device=past.device).repeat_interleave(paths)

@@ -57,6 +57,8 @@ class Bound:
 
 WIDTHS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5)
 """Widths of a look that `search_look` tries."""
+NARROWEST, WIDEST = 1e-6, 1e6
+"""Looks between these can be told from none, and from one that goes nowhere near the weights."""
 LOOK_AT = "decoder.*"
 """The weights that gain most by looking: the softmax's."""
 
@@ -84,6 +86,9 @@ def looking(model: Bayesian, where: str, look: float, streams: int) -> Bayesian:
     sigma0 is `look` times each weight's own sigma, and eta streams * sigma0^2: where, to first
     order, a look gains most over what it costs.
     """
+    fits = NARROWEST <= look <= WIDEST
+    said = f"must be a width from {NARROWEST:g} to {WIDEST:g}, as a part of sigma, got {look}"
+    require((fits, "look", said))
     return sharpen(model, where, look, streams * look**2, relative=True)
 
 
@@ -107,7 +112,8 @@ def search_look(
             one, loader, "mean", generator, advance, looks=looks, draws=draws
         )
         tried.append(LookTrial(look, found.bound, found.perplexity))
-    return LookSearch(min(tried, key=lambda trial: trial.bound).look, tuple(tried))
+    best = min(tried, key=lambda trial: (math.isnan(trial.bound), trial.bound))
+    return LookSearch(best.look, tuple(tried))
 
 
 @torch.inference_mode(False)  # a look takes gradients

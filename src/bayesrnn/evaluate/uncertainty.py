@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,8 @@ def by_draws(
 
 def check_reading(samples: Sequence[int], top: int) -> None:
     """What may be asked of a reading."""
+    if not isinstance(samples, Sequence) or not all(isinstance(n, Integral) for n in samples):
+        raise TypeError(f"samples must be numbers of draws, such as (0, 10), got {samples!r}")
     require(
         (len(samples) > 0, "samples", "must name at least one number of draws"),
         (

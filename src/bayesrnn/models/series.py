@@ -41,7 +41,11 @@ class SeriesSettings:
             (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
             (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
             (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
-            (0 < self.noise < math.inf, "noise", f"must be a number above 0, got {self.noise}"),
+            (
+                0 < self.noise <= 100,
+                "noise",
+                f"must be a number above 0, 100 at most, got {self.noise}",
+            ),
             (self.season >= 0, "season", f"must be 0 (none) or above, got {self.season}"),
         )
 
