@@ -198,7 +198,7 @@ def _check(probabilities: Tensor, targets: Tensor) -> None:
             f"{list(probabilities.shape)} and {list(targets.shape)}",
         )
     )
-    sums = probabilities.double().sum(dim=1)
+    sums = probabilities.sum(dim=1)
     require(
         (
             not bool((probabilities < 0).any() or ((sums - 1).abs() > SUM_OFF).any()),
