@@ -1,5 +1,6 @@
 """When a model draws, what it keeps, and what kl() then speaks of."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from bayes.reference import TinyTagger, last_draw, losses, plain_losses, tiny_batch
 from bayesrnn.bayes import (
@@ -19,6 +21,7 @@ from bayesrnn.bayes import (
     ScaleMixture,
     bayesianize,
 )
+from bayesrnn.bayes.binding import Away
 from bayesrnn.bayes.posterior import Tensors
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
@@ -366,7 +369,81 @@ def test_between_forwards_the_wrapped_module_has_no_weights_of_its_own() -> None
     model = bayesianize(Fragile(), Gaussian(0.3))
     model(X[:, None])
     assert list(model.module.parameters()) == []
-    assert model.module.rnn._flat_weights == [None] * 4
+    assert model.module.state_dict() == {}
+    assert all(isinstance(away, Away) for away in model.module.rnn._flat_weights)
+
+
+LAYERS = [
+    (nn.Linear(3, 2), (4, 3)),
+    (nn.LayerNorm(3), (4, 3)),
+    (nn.Conv1d(3, 2, 1), (3, 4)),
+    (nn.GRU(3, 2), (4, 3)),
+    (nn.LSTM(3, 2, 2), (4, 3)),
+    (nn.GRUCell(3, 2), (4, 3)),
+    (nn.MultiheadAttention(3, 1), (4, 3)),
+    (nn.TransformerEncoderLayer(4, 2), (4, 4)),
+]
+
+
+@pytest.mark.parametrize("where", ["*", "*bias*"])
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda value: type(value).__name__)
+def test_the_module_inside_cannot_be_run_without_the_model(
+    layer: nn.Module, shape: tuple[int, ...], where: str
+) -> None:
+    """Not even where biases alone are drawn: a layer with None for one would go on without it."""
+    model = bayesianize(layer, Gaussian(0.3), where=[where])
+    x = torch.randn(shape)
+    inputs = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
+    model(*inputs)
+    for inside in (model.module, copy.deepcopy(model).module):
+        with pytest.raises((RuntimeError, AttributeError), match="call the model, not the module"):
+            inside(*inputs)
+    model(*inputs)
+    assert "bias=False" not in repr(model)
+
+
+def test_a_weight_that_is_read_outside_of_a_forward_says_so() -> None:
+    away = bayesianize(nn.Linear(3, 2)).module.weight
+    with pytest.raises(AttributeError, match="shape: a weight that is drawn in every forward"):
+        away.shape  # noqa: B018
+    with pytest.raises(RuntimeError, match="read outside of one"):
+        torch.ones(3) * away
+
+
+class Checkpointed(nn.Module):
+    """Runs its first layer again during the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(
+            checkpoint(lambda y: self.first(y).tanh(), x, use_reentrant=self.reentrant)
+        )
+
+
+@pytest.mark.parametrize("where", ["*", "*.bias"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_inside_is_refused_and_one_around_the_model_is_right(
+    reentrant: bool, where: str
+) -> None:
+    model = bayesianize(Checkpointed(reentrant), Gaussian(0.3), where=[where])
+    x = torch.randn(5, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="put it around the whole model"):
+        model(x).sum().backward()
+    model.zero_grad()
+    inner = bayesianize(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), Gaussian(0.3))
+    found = []
+    with inner.hold():
+        inner.resample()
+        for run in (inner, lambda x: checkpoint(inner, x, use_reentrant=reentrant)):
+            inner.zero_grad()
+            run(x).sum().backward()
+            found.append([p.grad.clone() for p in inner.parameters() if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # --- posteriors that look at the data ----------------------------------------------------------

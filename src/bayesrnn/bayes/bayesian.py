@@ -412,7 +412,7 @@ class Bayesian(nn.Module):
         aligned: bool = True,
     ) -> Iterator[None]:
         """Run faster inside, with the same maths; for modules that use their layers by calling
-        them (one that reads a layer's weight itself finds None there).
+        them (one that reads a layer's weight itself is told so).
 
         `dtype` (bfloat16, say) is what the module computes in; what is learnt stays as it is.
         `compiled` makes each pass over the weights one kernel. Given a second `stream`, such passes

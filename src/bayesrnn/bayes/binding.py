@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -118,12 +118,34 @@ def _after(block: Block, forward: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
+class Away:
+    """What is found in a drawn weight's place between forwards. Nothing can be computed with it:
+    a None in the place of a bias would be taken for a layer without one."""
+
+    ERROR = (
+        "a weight that is drawn in every forward of a Bayesian model was read outside of one: call "
+        "the model, not the module inside it (moments() has its mean and spread; a checkpoint "
+        "inside the module runs parts of it again outside, so put it around the whole model)"
+    )
+
+    @classmethod
+    def __torch_function__(cls, *args: object, **kwargs: object) -> NoReturn:
+        raise RuntimeError(cls.ERROR)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name}: {self.ERROR}")
+
+
 def set_weight(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
     """Set a parameter to a plain tensor, or back. A recurrent layer keeps two more lists of its
     weights, which have to follow; done by hand, so that torch neither packs nor moves them."""
     owner._parameters[local] = tensor  # type: ignore[assignment]
+    if tensor is None:
+        owner.__dict__[local] = Away()  # found before what is in _parameters
+    else:
+        owner.__dict__.pop(local, None)
     if isinstance(owner, nn.RNNBase) and local in owner._flat_weights_names:
         index = owner._flat_weights_names.index(local)
-        owner._flat_weights[index] = tensor
+        owner._flat_weights[index] = getattr(owner, local)
         references: list[Any] = owner._flat_weight_refs
         references[index] = None if tensor is None else weakref.ref(tensor)
