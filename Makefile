@@ -8,6 +8,7 @@ JOBS ?= 2
 ARGS ?=
 DATA ?=
 OUT ?= reproduced
+export GOMP_SPINCOUNT ?= 1000# threads wait briefly, as src/bayesrnn/starting.py has it
 
 VENV := .venv
 PY := $(VENV)/bin/python

@@ -1,4 +1,4 @@
-"""Ctrl-C before the command line has begun, while its modules are imported."""
+"""Before the command line has begun: Ctrl-C while its modules are imported, and patient threads."""
 
 import signal
 import subprocess
@@ -45,3 +45,27 @@ def test_a_program_that_imports_the_library_is_left_alone(tmp_path: Path) -> Non
     done = interrupt(["-c", "import bayesrnn"], tmp_path)
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "expected"),
+    [
+        (["-m", "bayesrnn", "--version"], {}, "1000"),
+        (["-m", "bayesrnn", "--version"], {"GOMP_SPINCOUNT": "7"}, "7"),
+        (["-m", "bayesrnn", "--version"], {"OMP_WAIT_POLICY": "ACTIVE"}, "None"),
+        (["-c", "import bayesrnn"], {}, "None"),
+    ],
+    ids=["command line", "asked otherwise", "other policy", "library"],
+)
+def test_threads_wait_briefly(
+    words: list[str], given: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    """What torch finds when it is imported: so late, and no later, OpenMP looks."""
+    (tmp_path / "torch.py").write_text(
+        "import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'))\nsys.exit()\n"
+    )
+    env = environment()
+    env = {name: env[name] for name in env if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    env |= {"PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}", **given}
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")

@@ -1,17 +1,19 @@
-"""Ctrl-C while the command line is still importing its modules, which takes seconds: one word and
-the exit code, as later on. Importing this module is all that is needed; it does nothing where the
-process is not the command line's.
+"""What the command line needs before its modules are imported, which takes seconds: Ctrl-C is one
+word and the exit code, as later on; and threads that let others work. Importing this module is all
+that is needed; it does nothing where the process is not the command line's.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
+SPINS = "1000"
+"""Turns of a waiting thread before it sleeps: GNU's own where it knows that cores are short."""
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -53,5 +55,21 @@ def open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
+def wait_briefly(environment: MutableMapping[str, str]) -> None:
+    """A thread of OpenMP that waits for the others spins, by default for milliseconds. Where
+    another process works as well, the one waited for then gets no core, and all takes many times as
+    long. GNU's OpenMP, which is torch's on Linux, reads how long when torch is imported.
+
+    >>> given = {"GOMP_SPINCOUNT": "7"}
+    >>> wait_briefly(given)
+    >>> given
+    {'GOMP_SPINCOUNT': '7'}
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
+if is_command(sys.orig_argv):
+    wait_briefly(os.environ)
 if is_command(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, quit_at_once)
