@@ -41,8 +41,11 @@ def comparison_problems(published: Published, summary: Summary) -> list[str]:
     for section in published["section"]:
         notes = section.get("notes", {})
         models = {row["model"] for row in section["rows"]}
+        named = {"a note on": notes, "short names": section.get("short", [])}
         problems += [
-            f"published.toml: a note on {m}, which has no row" for m in notes.keys() - models
+            f"published.toml: {says} {model}, which has no row"
+            for says, names in named.items()
+            for model in sorted(set(names) - models)
         ]
         for row in section["rows"]:
             there, mine = row.get("published"), ours(row, summary)
@@ -86,10 +89,12 @@ def shown(x: float | None) -> str:
 
 
 def short_table(section: dict[str, Any], summary: Summary) -> str:
-    """A section with a line a model: ours, and what was published in brackets."""
+    """A line for each model in `short`: ours, and what was published in brackets."""
     columns = list(dict.fromkeys(row["what"] for row in section["rows"]))
     lines: dict[str, dict[str, str]] = {}
     for row in section["rows"]:
+        if row["model"] not in section["short"]:
+            continue
         said = row.get("says") or row.get("published")
         there = "" if said is None else f" ({said})"
         lines.setdefault(row["model"], {})[row["what"]] = f"{shown(ours(row, summary))}{there}"

@@ -26,7 +26,6 @@ import json
 import math
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ from tables import cell, code, number, table
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-WIDTH = 110
 NOTHING_YET = "No results have been recorded yet."
 
 Entry = dict[str, Any]
@@ -113,6 +111,8 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 # (A model's name may have a dot of its own: an4.prune_0.01.per.)
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,3}")
 NAMED = re.compile(r"\{([^}]+)\}")
+PARTS = {"of": "", "ours": "Bayesian, here", "beside": "beside it"}
+"""Of a highlight, and their columns."""
 
 
 def log_problem(log: str, folder: Path) -> str | None:
@@ -230,18 +230,22 @@ def results_page(summary: Summary, published: Published, root: Path) -> str:
 
 
 def readme_results(summary: Summary, published: Published) -> str:
-    """The short table, and the highlights, each a sentence with numbers of the summary in it."""
+    """The short table, and the highlights, with numbers of the summary in them."""
     if not summary:
         return NOTHING_YET + "\n"
-    short = [short_table(s, summary) for s in published["section"] if s.get("short")]
+    tables = [short_table(s, summary) for s in published["section"] if s.get("short")]
     values = {key: shown(entry["value"]) for key, entry in summary.items()}
-    said = [NAMED.sub(lambda found: values[found[1]], text) for text in published["highlights"]]
-    lines = [textwrap.fill(f"- {text}", WIDTH, subsequent_indent="  ") for text in said]
-    return "\n".join([*short, *lines, ""])
+    rows = [
+        [cell(NAMED.sub(lambda found: values[found[1]], line[part])) for part in PARTS]
+        for line in published["highlights"]
+    ]
+    tables += [table(list(PARTS.values()), rows)] if rows else []
+    return "\n".join(tables)
 
 
 def highlight_problems(summary: Summary, published: Published) -> list[str]:
-    named = {key for text in published["highlights"] for key in NAMED.findall(text)}
+    lines = published["highlights"]
+    named = {key for line in lines for part in PARTS for key in NAMED.findall(line[part])}
     return [
         f"published.toml: a highlight names {key}, which is not in summary.json"
         for key in sorted(named - summary.keys())

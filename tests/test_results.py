@@ -167,7 +167,9 @@ def test_readme_must_have_its_markers(root: Path):
 # --- beside the papers -----------------------------------------------------------------------
 
 PUBLISHED = """
-highlights = ["It gets to {toy.brnn.valid}, and {toy.brnn.valid} again."]
+highlights = [
+  { of = "Toys", ours = "{toy.brnn.valid}, {toy.brnn.valid}", beside = "x {ptb.brnn.valid}" },
+]
 [[chapter]]
 name = "ptb"
 title = "Beside the papers"
@@ -180,7 +182,7 @@ intro = "Nothing yet."
 [[section]]
 chapter = "ptb"
 title = "Table 1"
-short = true
+short = ["Bayesian", "Dropout"]
 rows = [
   { model = "Bayesian", what = "valid", key = "ptb.brnn.valid", published = 78.8 },
   { model = "Bayesian", what = "test", key = "ptb.brnn.test", published = 75.5 },
@@ -220,7 +222,8 @@ def test_ours_stands_beside_what_was_published(root: Path):
     assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
     assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) |" in readme
     assert "| Dropout | not run yet (86.2) | - |" in readme
-    assert "- It gets to 12.5, and 12.5 again.\n" in readme
+    assert "| Toys | 12.5, 12.5 | x 78.06 |" in readme
+    assert "Speed" not in readme
     assert "`toy.brnn.valid`" not in readme
     assert run(root, "--check").returncode == 0
 
@@ -231,10 +234,12 @@ def test_a_difference_must_be_explained_and_numbers_may_not_contradict_each_othe
     assert checked.returncode == 1
     assert "ptb.brnn.valid is 80 and 78.8 was published; say why in a note" in checked.stderr
     text = PUBLISHED.replace("86.2", "86.3").replace('"Speed" =', '"Nobody" = "x"\n"Bayesian" =')
+    text = text.replace('"Dropout"]', '"No one"]')
     publish(root, brnn_valid=80.0, dropout_valid=86.2)
     (root / "results" / "published.toml").write_text(text)
     checked = run(root)
     assert "a note on Nobody, which has no row" in checked.stderr
+    assert "short names No one, which has no row" in checked.stderr
     assert "published is 86.2 in summary.json and 86.3 in published.toml" in checked.stderr
     assert "say why" not in checked.stderr
     assert not (root / "RESULTS.md").exists()
