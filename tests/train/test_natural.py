@@ -140,6 +140,21 @@ def test_all_but_learnt_gaussians_takes_the_steps_of_sgd(posterior: br.Posterior
         assert torch.allclose(one, other, rtol=1e-6)
 
 
+def test_momentum_of_what_is_no_gaussian_is_the_gradients_unbiased_running_mean() -> None:
+    model = br.bayesianize(nn.Linear(3, 1), br.Gaussian(0.1), br.Uniform(), ["weight"])
+    optimizer = NaturalGradient(model, sequences=1, lr=0.5, momentum=0.8)
+    bias = model.module.bias
+    assert isinstance(bias, nn.Parameter)
+    start = bias.item()
+    bias.grad = torch.tensor([2.0])
+    optimizer.step()
+    assert bias.item() == pytest.approx(start - 0.5 * 2.0, rel=1e-6)
+    bias.grad = torch.tensor([-4.0])
+    optimizer.step()
+    mean = (0.8 * 2.0 + 1.0 * -4.0) / (0.8 + 1.0)
+    assert bias.item() == pytest.approx(start - 0.5 * (2.0 + mean), rel=1e-6)
+
+
 @pytest.mark.parametrize(("frozen", "learns"), [("rho", "loc"), ("loc", "rho")])
 def test_what_is_frozen_stays_and_the_rest_learns_as_before(frozen: str, learns: str) -> None:
     x, y = regression()
