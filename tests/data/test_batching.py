@@ -53,6 +53,21 @@ def test_a_stream_is_the_text_again() -> None:
         assert x[:, stream].tolist() == text[stream * 33 : (stream + 1) * 33].tolist()
 
 
+@pytest.mark.parametrize("columns", [(), (3,)], ids=["tokens", "numbers"])
+def test_a_text_kept_on_a_device_is_cut_as_one_on_the_cpu_is(columns: tuple[int, ...]) -> None:
+    """The same places, read with values: a device without values says what it would read."""
+    ids = np.random.default_rng(0).integers(0, 9, (100, *columns))
+    ids = ids.astype(np.float32 if columns else np.int32)
+    there = StreamLoader(ids, streams=3, unroll=4, device="meta")
+    rows = there._device_rows
+    assert rows is not None
+    there._device_rows = torch.from_numpy(ids).as_strided(rows.shape, rows.stride())
+    for batch, expected in zip(there, StreamLoader(ids, streams=3, unroll=4), strict=True):
+        assert torch.equal(batch.x, expected.x)
+        assert torch.equal(batch.y, expected.y)
+        assert batch.x.dtype == expected.x.dtype
+
+
 def test_one_stream_predicts_all_but_the_first_token() -> None:
     loader = StreamLoader(np.arange(100), streams=1, unroll=35)
     assert (loader.targets, loader.left_over, loader.dropped, len(loader)) == (99, 0, 0, 3)
