@@ -35,7 +35,7 @@ INTRO = """# Reference
 Generated from the docstrings by `make reference`; do not edit by hand.
 
 Every public name, how it is called, and what it is in one sentence; Python's `help` has the rest.
-What begins with `evaluate.` or `models.` is imported from `bayesrnn.evaluate` or `bayesrnn.models`,
+What begins with `data.`, `models.` or `evaluate.` is imported from there (`bayesrnn.data`, say),
 all else from `bayesrnn`. What functions return is shown with what it holds. How all of this goes
 together is in the [tutorial](tutorial.md); the commands are in the
 [README](../README.md#on-the-command-line).
@@ -75,7 +75,8 @@ THEMES = (
         "TextData load_text Vocabulary StreamLoader ImageData load_images ReviewData load_reviews "
         "Examples ExampleLoader SeriesData load_series CaptionData load_captions CaptionLoader "
         "SpeechData load_speech UtteranceLoader",
-        "Batch",
+        "data.Corpus data.Labelled data.Series data.Rows data.Captions data.Pictures data.Speech "
+        "data.Utterance Batch",
         "recipes.md",
     ),
     Theme(
@@ -114,7 +115,7 @@ THEMES = (
     Theme(
         "Series of numbers",
         "read_series evaluate_series forecast backtest best_season",
-        "evaluate.SeriesEvaluation Forecast evaluate.Backtest",
+        "evaluate.series.Reading evaluate.SeriesEvaluation Forecast evaluate.Backtest",
         "series.md",
     ),
     Theme(
