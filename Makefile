@@ -12,9 +12,9 @@ export GOMP_SPINCOUNT ?= 1000# threads wait briefly, as src/bayesrnn/starting.py
 
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := src tests results $(wildcard examples benchmarks)
+SOURCES := src tests results $(wildcard docs/*.py examples benchmarks)
 
-.PHONY: help test check demo reproduce results format clean .ptb FORCE
+.PHONY: help test check demo reproduce results reference format clean .ptb FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ reproduce: .ptb $(VENV)/.dev ## train and measure every row of the Penn Treebank
 
 results: ## write RESULTS.md and README's tables from results/summary.json
 	@$(PYTHON) results/make_tables.py
+
+reference: $(VENV)/.dev ## write docs/reference.md from the docstrings
+	@$(PY) docs/make_reference.py
 
 format: $(VENV)/.dev ## put the code in the standard format
 	@$(PY) -m ruff check --fix --quiet $(SOURCES)

@@ -2,17 +2,24 @@
 
 import ast
 import builtins
+import copy
+import json
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from typer.main import get_command
 
 import bayesrnn as br
 from bayesrnn.cli import app
+from bayesrnn.models import LanguageSettings
+from bayesrnn.recipe import DATA, MODELS, POSTERIORS, PRIORS, BayesSettings
+from bayesrnn.train.settings import TrainSettings
 from series_runs import write_series
 
 ROOT = Path(__file__).parent.parent
@@ -23,10 +30,9 @@ def test_the_example_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     Path("book.txt").write_text("the cat sat on the mat and looked at the dog .\n" * 200)
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert code is not None
     found: dict[str, object] = {}
-    exec(code[1], found)
+    for code in _python(ROOT / "README.md"):
+        exec(code, found)
     assert found["words"].mean.shape[-1] == len(found["corpus"].vocabulary)  # type: ignore[attr-defined]
     assert Path("my-model/model.safetensors").exists()
     per_word = found["nll"].item() / found["batch"].targets  # type: ignore[attr-defined]
@@ -81,8 +87,7 @@ def test_commands_shown_together_write_to_folders_of_their_own(document: Path) -
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_functions_called_in_the_documents_were_imported(document: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
-    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    nodes = [node for block in _python(document) for node in ast.walk(ast.parse(block))]
     known = set(dir(builtins))
     known |= {name.asname or name.name for n in nodes if hasattr(n, "names") for name in n.names}
     known |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -92,29 +97,114 @@ def test_functions_called_in_the_documents_were_imported(document: Path) -> None
     assert {f.id for f in called if isinstance(f, ast.Name)} <= known
 
 
-def test_the_sharpened_step_of_the_tutorial_runs() -> None:
-    text = (ROOT / "docs" / "tutorial.md").read_text()
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Sharpened(" in c)
-    loader = br.StreamLoader(np.arange(61) % 11, streams=4, unroll=5)
-    known: dict[str, object] = {"br": br, "torch": torch, "net": br.LanguageModel(11, 6, 6, 1)}
-    known |= {"batch": next(iter(loader)), "objective": br.FreeEnergy(loader)}
-    exec(code, known)
-    model = known["model"]
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+    """A folder with a text and two runs on it, and what the tutorial's code has made there."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        lines = [f"The cat saw {i % 7} mats on {i % 11} chairs.\n" for i in range(1500)]
+        Path("book.txt").write_text("".join(lines))
+        sizes = ["model.embedding=8", "model.hidden=8", "train.max_steps=5", "train.unroll=20"]
+        for run, seed in (("book", 1), ("book-2", 2)):
+            changes = ["data.path=book.txt", f"train.seed={seed}", *sizes]
+            recipe = br.read_recipe(ROOT / "recipes" / "demo-brnn.toml", changes)
+            br.train(recipe, Path("runs") / run, quiet=True)
+        known: dict[str, object] = {}
+        for code in _python(ROOT / "docs" / "tutorial.md"):
+            exec(code, known)
+    return folder, known
+
+
+def test_the_tutorial_runs_from_top_to_bottom(tutorial: tuple[Path, dict[str, object]]) -> None:
+    _, known = tutorial
+    model, looking, p, trained = (known[name] for name in ("model", "looking", "p", "trained"))
     assert isinstance(model, br.Bayesian)
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    assert isinstance(looking, br.Bayesian)
+    assert all(w.grad is not None for w in looking.parameters() if w.requires_grad)
+    assert isinstance(p, br.Prediction)
+    torch.testing.assert_close(p.total, p.aleatoric + p.epistemic)
+    assert isinstance(trained, br.Bayesian)
+
+
+@pytest.mark.parametrize("page", ["uncertainty", "pruning", "compression"])
+def test_a_page_that_goes_on_from_the_tutorial_runs(
+    page: str, tutorial: tuple[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, known = tutorial
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    known = known | {"model": copy.deepcopy(known["model"])}
+    for code in _python(ROOT / "docs" / f"{page}.md"):
+        exec(code, known)
 
 
 def test_the_example_of_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     table = write_series(tmp_path, rows=3000).read_text()
     Path("ETTh1.csv").write_text(table.replace("when,flow,site,heat", "date,HUFL,site,OT"))
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/series.md").read_text(), re.DOTALL)
-    assert code is not None
     known: dict[str, object] = {}
-    exec(code[1], known)
+    for code in _python(ROOT / "docs" / "series.md"):
+        exec(code, known)
     found = known["found"]
     assert isinstance(found, br.Forecast)
     assert found.mean.shape == (24, 1, 2)
+
+
+def test_every_key_of_a_recipe_is_in_the_documents_with_its_default() -> None:
+    text, priors, images, reviews = _keys_shown("recipes")
+    others: list[tuple[str, dict[str, type]]] = [
+        ("dropout", {"": br.DropoutSettings}),
+        ("bayes", {"": BayesSettings}),
+        ("train", {"": TrainSettings}),
+    ]
+    _check_keys(text, *others, ("data", {"": br.TextData}), ("model", {"": LanguageSettings}))
+    _check_keys(priors, ("posterior", POSTERIORS), ("prior", PRIORS))
+    shown = {"images": images, "reviews": reviews}
+    shown |= {kind: _keys_shown(kind)[0] for kind in ("captions", "speech", "series")}
+    for kind, data in DATA.items():
+        if kind != "text":
+            _check_keys(shown[kind], ("data", {"": data}), ("model", {"": MODELS[data]}))
+
+
+def _keys_shown(page: str) -> list[dict[str, str]]:
+    """Of each table of keys in a page: the keys and what stands there as their defaults."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    tables = []
+    for table in re.findall(r"^\| key.*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE):
+        shown: dict[str, str] = {}
+        for row in table.splitlines():
+            first, *_, last = row.split("|")[1:-1]
+            keys = re.findall(r"`(\w+\.\w+)`", first)
+            parts = [part.strip() for part in re.findall(r"`[^`]*`|[^`,]+", last)]
+            defaults = [part for part in parts if part]
+            if len(defaults) == 1:  # that of all
+                defaults *= len(keys)
+            shown |= dict(zip_longest(keys, defaults, fillvalue=""))
+        tables.append(shown)
+    return tables
+
+
+def _check_keys(shown: Mapping[str, str], *settings: tuple[str, Mapping[str, type]]) -> None:
+    """Each table of a recipe is one of these classes, and each of its fields is shown."""
+    known = {
+        f"{table}.{field.name}": field
+        for table, classes in settings
+        for each in classes.values()
+        for field in fields(each)
+    }
+    tables = [table for table, _ in settings]
+    own = {k for k in shown if k.split(".")[0] in tables and not k.endswith(".kind")}
+    assert own == {key for key in known if not key.endswith(".kind")}
+    for key, field in known.items():
+        if shown.get(key, "").startswith("`"):
+            assert shown[key].strip("`") == json.dumps(field.default), key
+
+
+def _python(document: Path) -> list[str]:
+    """The Python that a document shows, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def _code(text: str) -> list[str]:

@@ -11,8 +11,10 @@ from bayesrnn.evaluate.draws import evaluating
 
 @dataclass(frozen=True)
 class Description:
-    """Graves 2011, eqs. 3-6: the error loss is what the labels cost, given the network's weights,
-    the complexity loss what the weights cost, given the prior; together, the labels.
+    """A description length in nats and in bits (Graves 2011, eqs. 3-6).
+
+    The error loss is what the labels cost, given the network's weights, the complexity loss what
+    the weights cost, given the prior; together, the labels.
 
     `uniform_bits` is what a code costs that knows nothing but the number of labels, and `ratio` the
     total over that: below 1 the network has compressed the labels, above 1 it has not. The
@@ -34,8 +36,8 @@ class Description:
 def describe(
     error: float | None, complexity: float | None, targets: int, labels: int | None, weights: int
 ) -> Description:
-    """Of `targets` targets, each one of `labels`, by a network of `weights` drawn weights, from the
-    losses in nats (None: not measured, or undefined).
+    """The description length of `targets` targets, each one of `labels`, by a network of `weights`
+    drawn weights, from the losses in nats (None: not measured, or undefined).
 
     >>> found = describe(error=8.0, complexity=2.0, targets=5, labels=8, weights=4)
     >>> round(found.total_bits, 2), found.uniform_bits, round(found.ratio, 3)

@@ -108,7 +108,8 @@ class Loss:
 
     @untraced
     def backward(self) -> None:
-        """Accumulate gradients; one sequence at a time where a posterior asks for it (eq. 17)."""
+        """Accumulate the gradients of `objective`; where a posterior asks for it (eq. 17), one
+        sequence at a time."""
         scale = self.streams * self.draws
         if not self.model.per_sequence:
             if _can_charge(self.losses, self.charges):

@@ -154,7 +154,7 @@ def _check_kinds(model: Bayesian, mean_only: bool) -> None:
 
 
 def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
-    """The model in a folder, in eval mode.
+    """Load the model of a folder, in eval mode.
 
     `folder` holds a saved model, to be filled into a copy of `module`, or is a run's, which knows
     its own module.

@@ -71,7 +71,8 @@ if hasattr(os, "register_at_fork"):  # a forked process has the pool, but not it
 
 
 class Posterior(ABC):
-    """The methods a block calls. All tensors are flat and of one length (but see `further`)."""
+    """The base of all posteriors: the methods that a block calls. All tensors are flat and of one
+    length (but see `further`)."""
 
     kind: ClassVar[str]
     looks_at_data: ClassVar[bool] = False

@@ -39,10 +39,10 @@ def _positive(scale: Tensor) -> Tensor:
 
 
 class Prior(ABC):
-    """The methods a KL term calls. `theta` has the weight's own shape.
+    """The base of all priors: the methods that a KL term calls.
 
-    `axis` is the axis of the input units of that weight (None: it has none, as a bias); only a
-    grouped prior looks at it.
+    `theta` has the weight's own shape; `axis` is the axis of the input units of that weight (None:
+    it has none, as a bias), and only a grouped prior looks at it.
     """
 
     kind: ClassVar[str]

@@ -108,7 +108,7 @@ class Picture(NamedTuple):
 
 
 def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -> Captions:
-    """Captions with their pictures' features.
+    """Read captions, with their pictures' features.
 
     A `vocabulary` given (that of a finished run, say) is used instead of building one.
     """

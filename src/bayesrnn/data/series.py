@@ -106,7 +106,7 @@ class Series:
 
 
 def load_series(settings: SeriesData) -> Series:
-    """The rows of the file, by split.
+    """Read the rows of a CSV file, by split.
 
     Cells that are empty, or no finite numbers, are refused by their line and column.
     """

@@ -65,8 +65,10 @@ class RiskCoverage:
 
 
 def calibration(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Calibration:
-    """Of probabilities [N, classes] and targets [N]. The NLL is infinite where that of a target is
-    0: where a small one became 0, `evaluate_labelled` has the NLL from its logarithm.
+    """Scores and calibration errors of probabilities [N, classes], given targets [N].
+
+    The NLL is infinite where the probability of a target is 0: where a small one became 0,
+    `evaluate_labelled` has the NLL from its logarithm.
 
     >>> calibration(torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([0, 0])).ece
     0.25
@@ -92,7 +94,8 @@ def calibration_of_top(
     bins: int = BINS,
     classwise: float | None = None,
 ) -> Calibration:
-    """Where each prediction's scores and its most probable class are all that was kept."""
+    """`calibration` where each prediction's scores and its most probable class are all that was
+    kept."""
     return Calibration(
         len(nll),
         nll.double().mean().item(),
@@ -120,9 +123,12 @@ def brier(probabilities: Tensor, targets: Tensor) -> Tensor:
 def reliability(
     confidence: Tensor, correct: Tensor, bins: int = BINS, binning: Binning = "width"
 ) -> Reliability:
-    """A bin of equal width holds its lower edge, the last one both of its edges. Of bins of equal
+    """A reliability diagram, from each prediction's confidence and whether it was right.
+
+    A bin of equal width holds its lower edge, the last one both of its edges. Of bins of equal
     count, all predictions of one confidence are in the same, that of their middle one: so the order
-    of the data does not matter."""
+    of the data does not matter.
+    """
     require(
         (bins >= 1, "bins", f"must be at least 1, got {bins}"),
         (len(confidence) > 0, "confidence", "must hold at least one prediction"),
@@ -167,8 +173,10 @@ def classwise_error(
 
 
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
-    """Answer the surest first. Equally sure predictions come in random order: each of them counts
-    with their mean loss, which is the expected curve.
+    """The mean loss of the surest part of all predictions, by the size of that part.
+
+    Equally sure predictions come in random order: each of them counts with their mean loss, which
+    is the expected curve.
 
     >>> risk_coverage(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])).risk.tolist()
     [0.0, 0.5]

@@ -27,8 +27,8 @@ def caption_losses(model: Network, vectors: Tensor, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CaptionEvaluation(Evaluation):
-    """`tokens` are words and end marks, never padding; `by_caption` is each caption's summed NLL,
-    in the order of the data."""
+    """An `Evaluation` of captions. `tokens` are words and end marks, never padding; `by_caption` is
+    each caption's summed NLL, in the order of the data."""
 
     by_caption: Tensor
 

@@ -47,7 +47,7 @@ class Coverage:
 def calibration_of_numbers(
     mixture: NormalMixture, targets: Tensor, levels: Sequence[float] = LEVELS
 ) -> NumberCalibration:
-    """Of a mixture [D, ...] and targets [...].
+    """Scores and calibration of predicted numbers: a mixture [D, ...], given targets [...].
 
     >>> mixture = NormalMixture(torch.zeros(1, 3), torch.ones(1, 3))
     >>> calibration_of_numbers(mixture, torch.tensor([-1.0, 0.0, 2.0])).coverage_90
@@ -69,7 +69,7 @@ def calibration_of_numbers(
 
 
 def coverage(pit: Tensor, levels: Sequence[float] = LEVELS) -> Coverage:
-    """Of targets by their F(y), whatever the distribution: `NormalMixture.cdf`, say.
+    """How many targets central intervals hold, from each target's F(y): `NormalMixture.cdf`, say.
 
     >>> coverage(torch.tensor([0.5, 0.3, 0.99]), [0.5, 0.9]).share.tolist()
     [0.6666666666666666, 0.6666666666666666]

@@ -21,12 +21,12 @@ from bayesrnn.files import expanded, write_csv
 
 @dataclass(frozen=True)
 class LabelledEvaluation:
-    """`scores` are the NLL in nats an example, and the error: in percent for classes, the root of
-    the mean squared error for numbers.
+    """How good predictions of classes or numbers are.
 
-    `samples` is 0 for the posterior mean. With draws, probabilities are averaged; `expected_nll`
-    averages their logs instead, and is None for the mean. `mixture` is the whole distribution of
-    each number; None for classes.
+    `scores` are the NLL in nats an example, and the error: in percent for classes, the root of
+    the mean squared error for numbers. `samples` is 0 for the posterior mean. With draws,
+    probabilities are averaged; `expected_nll` averages their logs instead, and is None for the
+    mean. `mixture` is the whole distribution of each number; None for classes.
     """
 
     examples: int
@@ -93,7 +93,7 @@ def write_predictions(
     prediction: Prediction,
     mixture: NormalMixture | None = None,
 ) -> None:
-    """A CSV file with a line an example: its name and target, what was predicted, and how surely.
+    """Write a CSV file with a line for each example: its name, target, prediction and how sure.
 
     For classes: the most probable one, all probabilities, and entropies in nats. For numbers: the
     mean, with their `mixture` the central 90 % interval, and variances. Total = aleatoric +

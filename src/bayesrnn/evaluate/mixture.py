@@ -14,9 +14,10 @@ HALVINGS = 64
 
 @dataclass(frozen=True, eq=False)
 class NormalMixture:
-    """The `means` and `scales` of D draws, [D, ...] each: F = 1/D sum_i N(mu_i, s_i^2).
+    """The average of Normals, one a draw: F = 1/D sum_i N(mu_i, s_i^2).
 
-    All is computed in double precision. A scale of 0 is the limit: a step at the mean.
+    `means` and `scales` are those of D draws, [D, ...] each. All is computed in double precision. A
+    scale of 0 is the limit: a step at the mean.
     """
 
     means: Tensor

@@ -50,7 +50,7 @@ class Likelihood(Output, Protocol):
 
 @dataclass(frozen=True)
 class Categorical:
-    """Raw output: logits over the last axis.
+    """Classes: the raw output is logits over the last axis.
 
     The total uncertainty is the entropy of the averaged probabilities, the aleatoric part the
     average of the draws' entropies, the epistemic part the mutual information between the two.
@@ -82,8 +82,8 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Normal:
-    """Raw output: means, all with the noise `scale`; or, with scale None, the last axis holds
-    (mean, s) with the noise softplus(s).
+    """Numbers: the raw output is means, all with the noise `scale`; or, with scale None, the last
+    axis holds (mean, s) with the noise softplus(s).
 
     The law of total variance: aleatoric is the average noise variance, epistemic the variance of
     the means.

@@ -223,9 +223,11 @@ def forecast(
     seed: int = 1,
     advance: Advance | None = None,
 ) -> Forecast:
-    """Go on from rows `past` [T, B, C] for so many steps, along so many paths for each of `samples`
-    draws (0: the mean alone; unless given, PATHS over all of them); `advance` is told of every
-    draw."""
+    """Go on from rows `past` [T, B, C] for so many steps, by `samples` draws (0: the mean alone).
+
+    Each draw is followed along so many `paths` (unless given, PATHS over all draws). `advance` is
+    told of every draw.
+    """
     paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
     require(
         (past.dim() == 3 and len(past) > 0, "past", f"must be [T, B, C], got {list(past.shape)}"),
@@ -281,10 +283,12 @@ def longest_season(model: Network) -> int:
 
 @dataclass(frozen=True)
 class Backtest:
-    """Forecasts from `origins` places of a series, by the number of steps ahead, in units of each
-    column's spread: `rmse` of their mean, beside that of `persistence` (the last row, for ever) and
-    `seasonal` (the last `season` rows, over and over), `crps`, and what central 90 % intervals
-    hold."""
+    """How good forecasts from `origins` places of a series were, by the number of steps ahead.
+
+    In units of each column's spread: `rmse` of their mean, beside that of `persistence` (the last
+    row, for ever) and `seasonal` (the last `season` rows, over and over), `crps`, and what central
+    90 % intervals hold.
+    """
 
     origins: int
     past: int
@@ -311,9 +315,11 @@ def backtest(
     advance: Advance | None = None,
     season: int = 1,
 ) -> Backtest:
-    """Forecast from places that are spread evenly over rows [N, C], each after `past` rows (unless
-    given, `rows_before`; no more than half of all), and compare with what came. `season` is that of
-    the seasonal naive forecast; `best_season` finds one."""
+    """Forecast from places that are spread evenly over rows [N, C], and compare with what came.
+
+    Each forecast comes after `past` rows (unless given, `rows_before`; no more than half of all).
+    `season` is that of the seasonal naive forecast; `best_season` finds one.
+    """
     require(
         (origins >= 1, "origins", f"must be at least 1, got {origins}"),
         (season >= 1, "season", f"must be at least 1, got {season}"),

@@ -114,7 +114,7 @@ def text_uncertainty(
     top: int = 1,
     advance: Callable[[int], None] | None = None,
 ) -> dict[int, TextUncertainty]:
-    """The figures by each number of draws in `samples`, in one pass; 0 is the posterior mean.
+    """Every token's figures, by each number of draws in `samples`; 0 is the posterior mean.
 
     The draws are nested: those of a smaller number are the first of a larger one, whatever the
     others are. `advance` is told the number of targets after every cut of every draw.
@@ -182,10 +182,11 @@ def reading_cost(model: Network, targets: int, samples: Sequence[int]) -> int:
 
 
 def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocabulary) -> None:
-    """A file with a line a predicted token: the draws it is by, its place in the text (the first
-    token, which is not predicted, is 0), the token, the most probable one, and the figures.
+    """Write a file with a line for each predicted token and number of draws.
 
-    CSV, or, where the name ends in .json, one object with the same `columns` and `rows`.
+    It says the draws, the token's place in the text (the first one, which is not predicted, is 0),
+    the token, the most probable one, and the figures: as CSV, or, where the name ends in .json, as
+    one object with the same `columns` and `rows`.
     """
     columns = ["samples", "place", "token", "predicted", *COLUMNS]
     rows: list[list[Any]] = []
@@ -311,7 +312,10 @@ class EntropyGap:
 
 
 def entropy_gap(text: TextUncertainty, backwards: TextUncertainty) -> EntropyGap:
-    """By the averaged distribution. Large is good: the model is less sure where it should be."""
+    """How much less sure the model is of the text read backwards, by the averaged distribution.
+
+    Large is good: it is less sure where it should be.
+    """
     require(
         (
             text.samples == backwards.samples,
@@ -342,7 +346,7 @@ class Detection:
 
 def detect(text: TextUncertainty, other: TextUncertainty, window: int = WINDOW) -> Detection:
     """Tell windows of `other` (the positives) from windows of `text`, by predictive entropy and by
-    mutual information; what is left over at the end of a text is no window."""
+    mutual information. What is left over at the end of a text is no window."""
     by_entropy = windows(text.total, window), windows(other.total, window)
     disagree = min(text.averaged, other.averaged) >= 2
     inside, outside = windows(text.epistemic, window), windows(other.epistemic, window)

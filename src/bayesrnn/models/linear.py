@@ -23,7 +23,7 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` by the faster library."""
+    """`nn.Linear` whose large products a CPU takes by the faster of two libraries."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

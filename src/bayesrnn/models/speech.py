@@ -82,7 +82,7 @@ class SpeechSettings:
 
 
 def build_speech_network(bands: int, labels: int, settings: SpeechSettings) -> nn.Module:
-    """The network that `settings` names; `labels` counts the blank too."""
+    """The network for speech that `settings` names; `labels` counts the blank too."""
     network = BidirectionalNetwork if settings.network == "blstm" else HierarchicalNetwork
     return network(bands, labels, settings)
 

@@ -16,8 +16,10 @@ from bayesrnn.errors import require
 
 
 class NaturalGradient(torch.optim.Optimizer):
-    """The Bayesian learning rule for Gaussian posteriors (Khan and Rue 2023; Lin et al. 2020, which
-    keeps precisions positive; with momentum close to the IVON of Shen et al. 2024, for any prior).
+    """An optimiser for Gaussian posteriors: each mean learns in proportion to its variance.
+
+    It is the Bayesian learning rule (Khan and Rue 2023; Lin et al. 2020, which keeps precisions
+    positive), with momentum close to the IVON of Shen et al. (2024), for any prior.
 
     With F the free energy of all the data, N `sequences`, s = 1 / sigma^2 and m the running mean of
     d F / d mu:
