@@ -42,7 +42,7 @@ from bayesrnn.data import (
     TextData,
 )
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import expanded, read_chunks, write_atomic
+from bayesrnn.files import expanded, read_bytes, write_atomic
 from bayesrnn.models import (
     CaptionerSettings,
     DropoutSettings,
@@ -145,7 +145,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_run_recipe(path: Path) -> Recipe:
     """The recipe that a run keeps, `Damaged` where it is not as `write_run_recipe` wrote it (old
     runs have no checksum in it)."""
-    seal, _, rest = b"".join(read_chunks(path)).partition(b"\n")
+    seal, _, rest = read_bytes(path).partition(b"\n")
     if seal.startswith(SEAL) and seal != _seal(rest):
         raise Damaged(
             f"{path} is damaged, or was edited: its checksum is another one; restore it from a "

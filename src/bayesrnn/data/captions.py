@@ -16,7 +16,7 @@ from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_file, expanded, read_chunks
+from bayesrnn.files import data_file, expanded, read_bytes
 
 SPLITS = ("train", "valid", "test")
 CAPTIONS = "a file of captions"
@@ -118,7 +118,7 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     if count > 1:  # it could be trained on and tested with
         raise UserError(f"{settings.path} has {name} {count} times; put its captions together")
     features_path = find_features(settings)
-    digest.update(hashlib.sha256(b"".join(read_chunks(features_path))).digest())
+    digest.update(hashlib.sha256(read_bytes(features_path)).digest())
     features = read_features(features_path)
     parts = _split(pictures, settings)
     if not parts.get("train"):
@@ -179,7 +179,7 @@ def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Pic
 
 
 def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     if digest is not None:
         digest.update(data)
     try:

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import read_bytes, write_atomic
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -56,7 +56,7 @@ def read_features(path: Path) -> Features:
     file with the tensor `features` and, in its metadata, `filenames` as a JSON list."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     try:
         vectors, names = (_from_npz if path.suffix == ".npz" else _from_safetensors)(data)
     except KeyError as error:

@@ -15,7 +15,7 @@ import torch
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_folder, read_chunks
+from bayesrnn.files import data_folder, read_bytes
 
 PADDING = -1
 """Stands after a review's last word; no word has this id."""
@@ -152,7 +152,7 @@ def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
 
 
 def _lines(path: Path, digests: list[str]) -> list[str]:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     digests.append(hashlib.sha256(data).hexdigest())
     try:
         return data.decode("utf-8-sig").removesuffix("\n").split("\n")

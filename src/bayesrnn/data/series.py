@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bayesrnn.data.text import SPLITS
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_file, read_chunks
+from bayesrnn.files import data_file, read_bytes
 
 CSV = "a CSV file"
 
@@ -185,7 +185,7 @@ def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.floa
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     """The columns' numbers [N, C], each row's time, and the digest of the file."""
     path = data_file(settings.path, CSV)
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
