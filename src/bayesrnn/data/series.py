@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bayesrnn.data.text import SPLITS
+from bayesrnn.data.splits import check_fractions, split_places
 from bayesrnn.errors import UserError, WrongData, require
 from bayesrnn.files import data_file, read_bytes
 
@@ -72,12 +72,7 @@ class SeriesData:
                 "separator",
                 f"must be a character, no quote and no end of a line, got {self.separator!r}",
             ),
-            (
-                all(part > 0 for part in self.split)
-                and math.isclose(sum(self.split), 1, abs_tol=1e-6),
-                "split",
-                f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
-            ),
+            check_fractions(self.split),
             (fits, "centre", "must have, like spread, a number a column, or both be left out"),
             (all(map(math.isfinite, self.centre)), "centre", "must be finite numbers"),
             (all(0 < s < math.inf for s in self.spread), "spread", "must be numbers above 0"),
@@ -111,13 +106,10 @@ def load_series(settings: SeriesData) -> Series:
     Cells that are empty, or no finite numbers, are refused by their line and column.
     """
     table, times, digest = _read(settings)
-    bounds = _bounds(settings, len(table))
-    settings = _measured(settings, table[: bounds[1]])
+    places = _places(settings, len(table))
+    settings = _measured(settings, table[places["train"]])
     values = _scaled(settings, table)
-    splits = {
-        split: Rows(values[start:stop], times[start:stop])
-        for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
-    }
+    splits = {split: Rows(values[place], times[place]) for split, place in places.items()}
     return Series(settings, splits, digest)
 
 
@@ -133,19 +125,19 @@ def measured(settings: SeriesData) -> SeriesData:
     return settings if settings.centre else load_series(settings).settings
 
 
-def _bounds(settings: SeriesData, rows: int) -> list[int]:
-    """Where the splits begin, and the end of the last."""
-    train, valid, _ = settings.split
-    bounds = [0, round(rows * train), round(rows * (train + valid)), rows]
-    for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False):
-        if stop - start < 2:
+def _places(settings: SeriesData, rows: int) -> dict[str, slice]:
+    """Where the splits are among so many rows."""
+    places = split_places(rows, settings.split)
+    for split, place in places.items():
+        count = place.stop - place.start
+        if count < 2:
             raise WrongData(
-                f"{settings.path} has {rows} rows, and {stop - start} of them for {split}: at "
-                "least two are needed",
+                f"{settings.path} has {rows} rows, and {count} of them for {split}: at least two "
+                "are needed",
                 "a file with more rows",
                 "data.split",
             )
-    return bounds
+    return places
 
 
 def _measured(settings: SeriesData, table: NDArray[np.float64]) -> SeriesData:
