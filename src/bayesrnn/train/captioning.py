@@ -22,7 +22,7 @@ from bayesrnn.data.vocabulary import END
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.captions import caption_losses, evaluate_captions
 from bayesrnn.models import CaptionerSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.recipe import Recipe
 
 EVALUATION_CAPTIONS = 250

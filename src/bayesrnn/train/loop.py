@@ -22,7 +22,7 @@ from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
-from bayesrnn.models.language import State, as_state, as_tensors
+from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe, from_table, to_table
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own

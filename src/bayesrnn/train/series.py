@@ -12,7 +12,7 @@ from bayesrnn.errors import require
 from bayesrnn.evaluate.baselines import best_season
 from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, read_series
 from bayesrnn.models import SeriesSettings
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.layers import State, detach
 from bayesrnn.recipe import Recipe
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.streams import training_streams

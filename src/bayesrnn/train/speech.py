@@ -17,7 +17,7 @@ from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.ctc import ctc_nll
 from bayesrnn.evaluate.speech import evaluate_speech
 from bayesrnn.models import SpeechSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.recipe import Recipe
 
 EVALUATION_UTTERANCES = 32

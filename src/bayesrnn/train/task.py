@@ -33,7 +33,7 @@ from bayesrnn.evaluate.labelled import evaluate_labelled
 from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
 from bayesrnn.models import MlpSettings
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.layers import State, detach
 from bayesrnn.recipe import Data, Recipe
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
