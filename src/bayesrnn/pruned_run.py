@@ -28,12 +28,11 @@ from bayesrnn.recipe import Recipe
 from bayesrnn.saving import (
     TENSORS,
     dense_bytes,
-    has_vocabulary,
     load,
     load_recipe,
-    load_vocabulary,
     means_alone,
     save_own,
+    vocabulary_of,
 )
 from bayesrnn.train.loop import Outcome, choose_device, train
 from bayesrnn.train.run import Run, shown, with_data
@@ -163,8 +162,9 @@ def _prune_into(
         if restored and warn is not None:
             warn(restored)
         write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
-        if has_vocabulary(recipe):
-            load_vocabulary(run).save(target.vocabulary)
+        vocabulary = vocabulary_of(run, recipe)
+        if vocabulary is not None:
+            vocabulary.save(target.vocabulary)
         if not target.model.exists():  # otherwise the same call goes on with its retraining
             save_own(model, target.model, mean_only=not how.scale)
     if not how.retrain:

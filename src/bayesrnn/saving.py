@@ -163,7 +163,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     again = module is None and (path / "checkpoints").is_dir()
     if module is None:
         recipe = load_recipe(path)
-        module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
+        module = build_module(recipe, vocabulary_of(path, recipe))
         if not (path / "model").exists():
             raise UserError(f"{path} holds no finished model yet; train it first")
         path = path / "model"
@@ -199,11 +199,6 @@ def means_alone(model: Bayesian, recipe: Recipe) -> bool:
     return model.all_points and not any(isinstance(posterior, Delta) for posterior in named)
 
 
-def has_vocabulary(recipe: Recipe) -> bool:
-    """Whether its runs read words, so that they keep a vocabulary."""
-    return not isinstance(recipe.data, ImageData | SeriesData)
-
-
 def load_recipe(run: Path) -> Recipe:
     """The recipe a run was trained with."""
     if not run.exists():
@@ -219,6 +214,11 @@ def load_recipe(run: Path) -> Recipe:
 def load_vocabulary(run: str | Path) -> Vocabulary:
     """The vocabulary a run was trained with."""
     return Vocabulary.load(expanded(run) / "vocabulary.json")
+
+
+def vocabulary_of(run: Path, recipe: Recipe) -> Vocabulary | None:
+    """The same, where runs of the recipe read words or labels and keep one; else None."""
+    return None if isinstance(recipe.data, ImageData | SeriesData) else load_vocabulary(run)
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:

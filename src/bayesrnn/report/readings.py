@@ -39,7 +39,7 @@ from bayesrnn.report.captions import speak
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.forecasts import look_ahead
 from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
-from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.saving import load_vocabulary, vocabulary_of
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
@@ -143,8 +143,7 @@ def read_text(subject: Subject) -> dict[str, Any]:
 def read_labelled(subject: Subject) -> dict[str, Any]:
     """Images or reviews: calibration, of classes or of numbers, and the pruning curve."""
     run, model, recipe, counts, choices, watch = subject
-    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
-    task = LabelledTask(recipe, choices.device, vocabulary)
+    task = LabelledTask(recipe, choices.device, vocabulary_of(run, recipe))
     examples = task.examples(choices.split)
     targets = task.data.splits[choices.split].y.cpu()
     by_draws: list[dict[str, Any]] = []
