@@ -228,8 +228,8 @@ def compress_run(
             vocabulary.save(target.vocabulary)
         save_own(model, target.model, mean_only=not scale, step=step)
     size, dense = (target.model / TENSORS).stat().st_size, dense_bytes(model)
-    count = sum(block.layout.count for block in model.each_block())
     name = None if figure is None else figure.name
+    count = model.full_count
     return CompressedRun(step, count, zeros, size, dense, size / dense, name, before, after)
 
 

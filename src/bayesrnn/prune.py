@@ -26,9 +26,6 @@ SAFE_THRESHOLD = (2 * log(2**0.5)) ** 0.5
 """Graves' rule of thumb, 0.83 (eq. 20): a weight pruned below it is, at 0, no less probable than an
 average draw of it."""
 
-PAPER_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Those of Graves' Table 2."""
-
 Ranking = Literal["snr", "magnitude"]
 """What weights are pruned by. "snr" is the signal to noise |mean| / standard deviation; Graves'
 density at 0 beside that at the mode (eq. 19), and Laplace's estimate of what the free energy rises
@@ -270,7 +267,7 @@ def pruning_curve(
     if fractions is None and thresholds is None:
         fractions = FRACTIONS
     given, limits = list(fractions or ()), list(thresholds or ())
-    total = sum(block.layout.count for block in model.each_block())
+    total = model.full_count
     wanted: list[tuple[float | None, float | None]] = [(fraction, None) for fraction in given]
     wanted += [(None, limit) for limit in limits]
     rows: list[Pruned] = []

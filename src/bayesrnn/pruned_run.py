@@ -107,7 +107,7 @@ def prune_run(
     run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
     model, outcome = _prune_into(run, out, how, data, quiet, device, warn)
-    total = sum(block.layout.count for block in model.each_block())
+    total = model.full_count
     size, dense = (out / "model" / TENSORS).stat().st_size, dense_bytes(model)
     return PrunedRun(
         total,
