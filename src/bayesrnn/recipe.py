@@ -16,6 +16,7 @@ import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -185,13 +186,13 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
             problems.append((key, _unknown(key, known, "is not a table")))
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
-        "data": lambda t, key, out: _read_data(t, key, out),
-        "model": lambda t, key, out: _read(_model_of(table), t, key, out),
-        "dropout": lambda t, key, out: _read(DropoutSettings, t, key, out),
-        "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
-        "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
-        "bayes": lambda t, key, out: _read(BayesSettings, t, key, out),
-        "train": lambda t, key, out: _read(TrainSettings, t, key, out),
+        "data": _read_data,
+        "model": partial(_read, _model_of(table)),
+        "dropout": partial(_read, DropoutSettings),
+        "posterior": partial(_read_kinds, POSTERIORS),
+        "prior": partial(_read_kinds, PRIORS),
+        "bayes": partial(_read, BayesSettings),
+        "train": partial(_read, TrainSettings),
     }
     for key, reader in readers.items():
         if key in table or key in ("data", "model"):

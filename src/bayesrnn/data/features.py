@@ -54,8 +54,7 @@ class Features:
 def read_features(path: Path) -> Features:
     """The features in a file: an npz with the arrays `features` and `filenames`, or a safetensors
     file with the tensor `features` and, in its metadata, `filenames` as a JSON list."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
+    _check_suffix(path)
     data = read_bytes(path)
     try:
         vectors, names = (_from_npz if path.suffix == ".npz" else _from_safetensors)(data)
@@ -90,8 +89,7 @@ def read_features(path: Path) -> Features:
 
 def write_features(path: Path, features: Features) -> None:
     """What `read_features` reads, by the name's ending."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
+    _check_suffix(path)
     if path.suffix == ".npz":
         file = io.BytesIO()
         np.savez(file, features=features.vectors.numpy(), filenames=np.array(features.names))
@@ -99,6 +97,11 @@ def write_features(path: Path, features: Features) -> None:
         return
     metadata = {"filenames": json.dumps(list(features.names))}
     write_atomic(path, save_tensors({"features": features.vectors}, metadata))
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
 
 
 def _from_npz(data: bytes) -> tuple[Tensor, list[str]]:

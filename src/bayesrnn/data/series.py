@@ -184,23 +184,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         raise WrongData(f"{path} is not UTF-8 text", f"{CSV} in UTF-8") from error
     lines = _lines(path, text, settings.separator)
     _, names = next(lines, (0, []))
-    if not names:
-        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
-    wanted = [*settings.columns, *([settings.time] if settings.time else [])]
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
-        raise WrongData(
-            f"{path} has no column {missing[0]!r} in its first line, only {known}",
-            "a file that has it",
-            "data.columns, data.time or data.separator",
-        )
-    twice = [name for name in wanted if names.count(name) > 1]
-    if twice:
-        raise UserError(
-            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
-            "give each a name of its own"
-        )
+    _check_names(path, names, settings)
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
     table: list[list[float]] = []
@@ -220,8 +204,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
                 "a file with a cell for each name",
                 "data.separator",
             )
-        row = [_number(cells[p], where, names[p]) for p in places]
-        table.append(row)
+        table.append([_number(cells[p], where, names[p]) for p in places])
         times.append(str(len(table)) if when is None else cells[when])
         found_at.append(number)
     back = None if when is None else _goes_back(times)
@@ -234,6 +217,27 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
+
+
+def _check_names(path: Path, names: Sequence[str], settings: SeriesData) -> None:
+    """Refuse a first line that does not name each column that is to be read, once."""
+    if not names:
+        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
+    wanted = [*settings.columns, *([settings.time] if settings.time else [])]
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
+        raise WrongData(
+            f"{path} has no column {missing[0]!r} in its first line, only {known}",
+            "a file that has it",
+            "data.columns, data.time or data.separator",
+        )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
+            "give each a name of its own"
+        )
 
 
 def as_dates(times: Sequence[str]) -> list[datetime] | None:

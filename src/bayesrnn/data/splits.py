@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from bayesrnn.errors import Check
+
 T = TypeVar("T")
 SPLITS = ("train", "valid", "test")
 
@@ -14,7 +16,7 @@ def sum_to_one(split: Sequence[float]) -> bool:
     return math.isclose(sum(split), 1, abs_tol=1e-6)
 
 
-def check_fractions(split: Sequence[float]) -> tuple[bool, str, str]:
+def check_fractions(split: Sequence[float]) -> Check:
     """What `split` must be where no part may be empty; for `require`."""
     fits = len(split) == 3 and all(part > 0 for part in split) and sum_to_one(split)
     return fits, "split", f"must be three fractions above 0 that sum to 1, got {list(split)}"

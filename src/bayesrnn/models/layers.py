@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.errors import Check
 from bayesrnn.models.dropout import DropoutSettings, MaskedEmbedding, MaskedRNN
 
 Cell = Literal["lstm", "gru", "rnn"]
@@ -17,7 +18,7 @@ all 0 where a text or series begins."""
 CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 
 
-def check_layers(cell: str, init: float, **sizes: int) -> list[tuple[bool, str, str]]:
+def check_layers(cell: str, init: float, **sizes: int) -> list[Check]:
     """What the settings of such a network must be, for `require`."""
     return [
         (cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {cell!r}"),
