@@ -154,20 +154,20 @@ def _choices(
             for block in model.each_block()
         }
 
-    if fractions and per_tensor:
-        places = {name: _places([value])[0] for name, value in values.items()}
-    elif fractions:
-        places = dict(zip(values, _places(list(values.values())), strict=True))
-    total = sum(value.numel() for value in values.values())
+    ranked = _ranked(values, per_tensor) if fractions else {}
     for fraction in fractions:
-        yield masks(
-            {
-                name: place >= round(fraction * (place.numel() if per_tensor else total))
-                for name, place in places.items()
-            }
-        )
+        yield masks({name: place >= round(fraction * n) for name, (place, n) in ranked.items()})
     for threshold in thresholds:
         yield masks({name: value >= threshold for name, value in values.items()})
+
+
+def _ranked(values: dict[str, Tensor], per_tensor: bool) -> dict[str, tuple[Tensor, int]]:
+    """Each one's place, lowest first, and among how many: those of its tensor, or all."""
+    if per_tensor:
+        return {name: (_places([value])[0], value.numel()) for name, value in values.items()}
+    total = sum(value.numel() for value in values.values())
+    places = _places(list(values.values()))
+    return {name: (place, total) for name, place in zip(values, places, strict=True)}
 
 
 def _places(values: list[Tensor]) -> list[Tensor]:
@@ -185,15 +185,9 @@ def pruning_order(model: Bayesian) -> dict[str, Tensor]:
     pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
     fraction. 0 where it was pruned before."""
     values = _order_by(model, "snr")
-    if mixed(model):
-        places = [_places([value])[0] for value in values.values()]
-        totals = [place.numel() for place in places]
-    else:
-        places = _places(list(values.values()))
-        totals = [sum(place.numel() for place in places)] * len(places)
     return {
-        name: ((place + 1).double() / total).where(value >= 0, 0.0)
-        for (name, value), place, total in zip(values.items(), places, totals, strict=True)
+        name: ((place + 1).double() / total).where(values[name] >= 0, 0.0)
+        for name, (place, total) in _ranked(values, mixed(model)).items()
     }
 
 
