@@ -61,7 +61,9 @@ def bayesianize(
         )
     module = plain_copy(module)
     chosen = _choose(module, where)
-    _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
+    parameters = {name: parameter for name, (parameter, _) in chosen.items()}
+    _check_drawable(module, parameters)
+    _check_kept_once(module, parameters)
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -73,7 +75,7 @@ def bayesianize(
     objects: list[Prior] = []
     members: dict[tuple[object, ...], list[str]] = {}
     for name in _layout_order(module, names):
-        parameter = chosen[name][0]
+        parameter = parameters[name]
         check_pair(posteriors[name], priors[name])
         if not any(known is priors[name] for known in objects):
             objects.append(priors[name])
@@ -87,8 +89,8 @@ def bayesianize(
         members.setdefault(key, []).append(name)
     blocks = []
     for group in members.values():
-        weights = [Weight(name, chosen[name][0].shape, axes[name]) for name in group]
-        tensors = {name: chosen[name][0].detach() for name in group}
+        weights = [Weight(name, parameters[name].shape, axes[name]) for name in group]
+        tensors = {name: parameters[name].detach() for name in group}
         index = next(i for i, known in enumerate(objects) if known is priors[group[0]])
         blocks.append(Block(weights, tensors, posteriors[group[0]], index, generator))
     like = blocks[0].mean().detach()
@@ -170,43 +172,48 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
         }
     if not chosen:
         raise ValueError("where chooses no trainable parameter, so there is nothing to draw")
+    return {names[0]: (p, names) for p, names in chosen.items()}
+
+
+def _check_drawable(module: nn.Module, chosen: Mapping[str, nn.Parameter]) -> None:
+    """Refuse parameters that cannot be drawn."""
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     compiled = {parameter for part in scripted for parameter in part.parameters()}
-    for parameter, names in chosen.items():
+    for name, parameter in chosen.items():
         if parameter in compiled:
             raise TypeError(
-                f"{names[0]} is in a module compiled by torch.jit: give bayesianize the one it was "
+                f"{name} is in a module compiled by torch.jit: give bayesianize the one it was "
                 "made of, or leave it out with where=..."
             )
         if not parameter.is_floating_point():
-            raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
+            raise ValueError(f"{name} is {parameter.dtype}: only real numbers can be drawn")
         if parameter.numel() == 0:
-            raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
-        owner = _owner(module, names[0])
+            raise ValueError(f"{name} has no elements; leave it out with where=...")
+        owner = _owner(module, name)
         if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and (
             owner.sparse or owner.max_norm is not None
         ):
             raise ValueError(
-                f"{names[0]} belongs to an embedding with sparse=True or max_norm, which a drawn "
+                f"{name} belongs to an embedding with sparse=True or max_norm, which a drawn "
                 "weight cannot have; build it without, or leave it out with where=..."
             )
-    return {names[0]: (p, names) for p, names in chosen.items()}
 
 
-def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> None:
+def _check_kept_once(module: nn.Module, chosen: Mapping[str, nn.Parameter]) -> None:
     """Refuse a module that keeps a chosen parameter where no draw would reach it: in a list, or
     under another name that is not a parameter's."""
+    called = {parameter: name for name, parameter in chosen.items()}
     for part in module.modules():
         for name, value in vars(part).items():
             if name in ("_parameters", "_flat_weights"):  # where draws do
                 continue
             inside = value.values() if isinstance(value, Mapping) else value
             for one in inside if isinstance(value, (list, tuple, Mapping)) else [value]:
-                if isinstance(one, nn.Parameter) and one in chosen:
+                if isinstance(one, nn.Parameter) and one in called:
                     raise ValueError(
-                        f"{type(part).__name__} keeps {chosen[one]} in its attribute {name!r} as "
+                        f"{type(part).__name__} keeps {called[one]} in its attribute {name!r} as "
                         "well, where a draw does not reach it: make that an nn.ParameterList, or "
-                        f"leave {chosen[one]} out with where=..."
+                        f"leave {called[one]} out with where=..."
                     )
 
 
