@@ -63,7 +63,7 @@ def bayesianize(
     chosen = _choose(module, where)
     parameters = {name: parameter for name, (parameter, _) in chosen.items()}
     _check_drawable(module, parameters)
-    _check_kept_once(module, parameters)
+    _check_kept_once(module, {parameter: name for name, parameter in parameters.items()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -199,21 +199,20 @@ def _check_drawable(module: nn.Module, chosen: Mapping[str, nn.Parameter]) -> No
             )
 
 
-def _check_kept_once(module: nn.Module, chosen: Mapping[str, nn.Parameter]) -> None:
+def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> None:
     """Refuse a module that keeps a chosen parameter where no draw would reach it: in a list, or
     under another name that is not a parameter's."""
-    called = {parameter: name for name, parameter in chosen.items()}
     for part in module.modules():
         for name, value in vars(part).items():
             if name in ("_parameters", "_flat_weights"):  # where draws do
                 continue
             inside = value.values() if isinstance(value, Mapping) else value
             for one in inside if isinstance(value, (list, tuple, Mapping)) else [value]:
-                if isinstance(one, nn.Parameter) and one in called:
+                if isinstance(one, nn.Parameter) and one in chosen:
                     raise ValueError(
-                        f"{type(part).__name__} keeps {called[one]} in its attribute {name!r} as "
+                        f"{type(part).__name__} keeps {chosen[one]} in its attribute {name!r} as "
                         "well, where a draw does not reach it: make that an nn.ParameterList, or "
-                        f"leave {called[one]} out with where=..."
+                        f"leave {chosen[one]} out with where=..."
                     )
 
 
