@@ -27,7 +27,8 @@ from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
 from bayesrnn.recipe import Recipe, differences
 from bayesrnn.saving import load, load_recipe, vocabulary_of
-from bayesrnn.train.run import PLACES, Run, changed_data, epochs_missing, shown
+from bayesrnn.train.metrics import epochs_missing
+from bayesrnn.train.run import PLACES, Run, changed_data, shown
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 RunFolders = Annotated[

@@ -31,7 +31,8 @@ from bayesrnn.report.readings import (
 )
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
-from bayesrnn.train.run import changed_data, read_metrics, with_data
+from bayesrnn.train.metrics import read_metrics
+from bayesrnn.train.run import changed_data, with_data
 from bayesrnn.train.stopping import best_line
 
 READERS = {

@@ -34,8 +34,9 @@ from bayesrnn.train.checkpoint import (
     unpack_optimizer,
     write_checkpoint,
 )
+from bayesrnn.train.metrics import MetricsLog, read_metrics
 from bayesrnn.train.progress import Reporter
-from bayesrnn.train.run import MetricsLog, Run, read_metrics
+from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate, warmth
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.stopping import Progress
