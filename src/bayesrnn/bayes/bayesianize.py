@@ -61,9 +61,7 @@ def bayesianize(
         )
     module = plain_copy(module)
     chosen = _choose(module, where)
-    parameters = {name: parameter for name, (parameter, _) in chosen.items()}
-    _check_drawable(module, parameters)
-    _check_kept_once(module, {parameter: name for name, parameter in parameters.items()})
+    _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -75,7 +73,7 @@ def bayesianize(
     objects: list[Prior] = []
     members: dict[tuple[object, ...], list[str]] = {}
     for name in _layout_order(module, names):
-        parameter = parameters[name]
+        parameter = chosen[name][0]
         check_pair(posteriors[name], priors[name])
         if not any(known is priors[name] for known in objects):
             objects.append(priors[name])
@@ -89,8 +87,8 @@ def bayesianize(
         members.setdefault(key, []).append(name)
     blocks = []
     for group in members.values():
-        weights = [Weight(name, parameters[name].shape, axes[name]) for name in group]
-        tensors = {name: parameters[name].detach() for name in group}
+        weights = [Weight(name, chosen[name][0].shape, axes[name]) for name in group]
+        tensors = {name: chosen[name][0].detach() for name in group}
         index = next(i for i, known in enumerate(objects) if known is priors[group[0]])
         blocks.append(Block(weights, tensors, posteriors[group[0]], index, generator))
     like = blocks[0].mean().detach()
@@ -172,31 +170,27 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
         }
     if not chosen:
         raise ValueError("where chooses no trainable parameter, so there is nothing to draw")
-    return {names[0]: (p, names) for p, names in chosen.items()}
-
-
-def _check_drawable(module: nn.Module, chosen: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters that cannot be drawn."""
     scripted = [part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)]
     compiled = {parameter for part in scripted for parameter in part.parameters()}
-    for name, parameter in chosen.items():
+    for parameter, names in chosen.items():
         if parameter in compiled:
             raise TypeError(
-                f"{name} is in a module compiled by torch.jit: give bayesianize the one it was "
+                f"{names[0]} is in a module compiled by torch.jit: give bayesianize the one it was "
                 "made of, or leave it out with where=..."
             )
         if not parameter.is_floating_point():
-            raise ValueError(f"{name} is {parameter.dtype}: only real numbers can be drawn")
+            raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
         if parameter.numel() == 0:
-            raise ValueError(f"{name} has no elements; leave it out with where=...")
-        owner = _owner(module, name)
+            raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
+        owner = _owner(module, names[0])
         if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and (
             owner.sparse or owner.max_norm is not None
         ):
             raise ValueError(
-                f"{name} belongs to an embedding with sparse=True or max_norm, which a drawn "
+                f"{names[0]} belongs to an embedding with sparse=True or max_norm, which a drawn "
                 "weight cannot have; build it without, or leave it out with where=..."
             )
+    return {names[0]: (p, names) for p, names in chosen.items()}
 
 
 def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> None:
