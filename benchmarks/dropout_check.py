@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import bayesrnn as br
 from bayesrnn.models import DropoutSettings, LanguageSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.recipe import Recipe
 from bayesrnn.train.loop import train
 from bayesrnn.train.schedule import learning_rate

@@ -26,7 +26,7 @@ import torch
 
 from bayesrnn.data import Batch, Loader
 from bayesrnn.engine import products_in
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe, read_recipe
 from bayesrnn.saving import build_model, build_module

@@ -21,10 +21,8 @@ from torch import Tensor
 
 import bayesrnn as br
 from bayesrnn.prune import _places, _pruned
-from bayesrnn.pruned_run import Figure, watched_figure
-from bayesrnn.saving import has_vocabulary
 from bayesrnn.train.loop import choose_device
-from bayesrnn.train.task import build_task
+from bayesrnn.watched import Figure, run_task, watched_figure
 
 Values = dict[str, Tensor]
 
@@ -128,8 +126,7 @@ def main() -> None:
     device = choose_device(given.device, "--device")
     model = br.load(given.run).to(device)
     recipe = br.read_recipe(given.run / "recipe.toml")
-    known = br.load_vocabulary(given.run) if has_vocabulary(recipe) else None
-    figure = watched_figure(build_task(recipe, device, known), given.split, given.streams)
+    figure = watched_figure(run_task(given.run, recipe, device), given.split, given.streams)
     fractions = [float(part) for part in given.fractions.split(",")]
     facts: dict[str, Any] = {
         "figure": figure.name,

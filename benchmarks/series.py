@@ -19,7 +19,7 @@ import torch
 import bayesrnn as br
 from bayesrnn.evaluate import auroc
 from bayesrnn.evaluate.series import Reading, scores_by_column
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from bayesrnn.train.series import SeriesTask
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"

@@ -4,25 +4,19 @@ benchmarks/compression.py wrote (needs matplotlib).
 python results/plot_compression.py
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from drawing import begin, read_log, save, tidy
 
-ROOT = Path(__file__).resolve().parent.parent
 MODELS = {"plain": "plain LSTM", "brnn": "Bayesian LSTM"}
 DENSE_BITS = 32
 
 
 def main() -> None:
-    runs = json.loads((ROOT / "results" / "compression.json").read_text())["runs"]
-    plt.style.use("seaborn-v0_8-colorblind")
-    plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
+    runs = read_log("compression.json")["runs"]
+    begin(10)
     figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
     for number, (name, label) in enumerate(MODELS.items()):
         colour = f"C{number}"
@@ -46,10 +40,9 @@ def main() -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([0.5, 1, 2, 4, 8, 16, 32], ["½", "1", "2", "4", "8", "16", "32"])
     axes.set(xlabel="bits a weight in the file", ylabel="validation perplexity", ylim=(115, 150))
-    axes.spines["right"].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
+    tidy(axes)
     axes.legend(frameon=False, fontsize=8, loc="upper right")
-    figure.savefig(ROOT / "docs" / "compression.svg", metadata={"Date": None})
+    save(figure, "compression.svg")
 
 
 def means(curves: list[list[dict[str, Any]]], *keys: str) -> list[Any]:

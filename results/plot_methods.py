@@ -4,17 +4,12 @@
 python results/plot_methods.py
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import begin, read_log, save, tidy
 from matplotlib.axes import Axes
 
-ROOT = Path(__file__).resolve().parent.parent
 KINDS = {
     "none": "no dropout",
     "naive": "naive dropout",
@@ -34,17 +29,18 @@ def curve(axes: Axes, runs: list[dict[str, Any]], figure: str, label: str) -> No
 
 
 def mnist() -> None:
-    runs = json.loads((ROOT / "results" / "mnist.json").read_text())["runs"]
+    runs = read_log("mnist.json")["runs"]
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for name in dict.fromkeys(run["name"] for run in runs):
         curve(axes, [run for run in runs if run["name"] == name], "valid_error_percent", name)
     axes.set(xlabel="epoch", ylabel="validation error, %", ylim=(1.2, 4.5))
     axes.legend(frameon=False)
-    save(figure, [axes], "mnist.svg")
+    tidy(axes)
+    save(figure, "mnist.svg")
 
 
 def sentiment() -> None:
-    runs = json.loads((ROOT / "results" / "sentiment.json").read_text())["runs"]
+    runs = read_log("sentiment.json")["runs"]
     figure, rows = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained", sharex=True)
     for column, cell in enumerate(("lstm", "gru")):
         for kind, label in KINDS.items():
@@ -57,18 +53,12 @@ def sentiment() -> None:
     rows[1][0].set(ylabel="test loss, nats a review")
     handles, labels = rows[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    save(figure, [axes for row in rows for axes in row], "sentiment.svg")
-
-
-def save(figure: plt.Figure, every: list[Axes], name: str) -> None:
-    for axes in every:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
-    figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
+    for axes in rows.flat:
+        tidy(axes)
+    save(figure, "sentiment.svg")
 
 
 if __name__ == "__main__":
-    plt.style.use("seaborn-v0_8-colorblind")
-    plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 11}
+    begin(11)
     mnist()
     sentiment()

@@ -12,14 +12,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from drawing import ROOT, begin, save, tidy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent
 MODELS = {
     "plain": ("LSTM (2 x 200)", "#7f7f7f"),
     "plain_medium": ("LSTM", "#3f3f3f"),
@@ -138,8 +135,7 @@ def pruning(axes: Axes, jobs: Jobs) -> bool:
 def draw(content: Drawn, jobs: Jobs) -> Figure | None:
     """A figure of one plot; None where there is nothing to show."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.spines["right"].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
+    tidy(axes)
     return figure if content(axes, jobs) else None
 
 
@@ -165,17 +161,15 @@ def pruning_map(jobs: Jobs) -> Figure | None:
 
 
 def main() -> None:
-    settings = {"svg.hashsalt": "bayesrnn", "font.size": 11, "axes.spines.top": False}
-    plt.rcParams |= settings
+    begin(11)
     jobs = read_jobs(ROOT / "results" / "ptb")
     plots: dict[str, Drawn] = {"learning": learning, "gap": gap, "pruning": pruning}
     figures = {name: draw(content, jobs) for name, content in plots.items()}
     figures["pruning-map"] = pruning_map(jobs)
     for name, figure in figures.items():
         if figure is not None:
-            file = ROOT / "docs" / f"ptb-{name}.svg"
-            figure.savefig(file, metadata={"Date": None})
-            print(f"wrote docs/{file.name}")
+            save(figure, f"ptb-{name}.svg")
+            print(f"wrote docs/ptb-{name}.svg")
 
 
 if __name__ == "__main__":

@@ -5,17 +5,12 @@ matplotlib).
 python results/plot_series.py
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from drawing import begin, read_log, save, tidy
 
-ROOT = Path(__file__).resolve().parent.parent
 MODELS = {
     "plain": "plain",
     "variational": "variational dropout",
@@ -31,13 +26,12 @@ def seeds(runs: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    plt.style.use("seaborn-v0_8-colorblind")
-    plt.rcParams |= {"svg.hashsalt": "bayesrnn", "font.size": 10, "axes.spines.top": False}
+    begin(10)
     figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.6), layout="constrained")
     left, *others = grid.flat
     by_score = dict(zip(PANELS, others, strict=True))
     for file, line in LOGS.items():
-        runs = json.loads((ROOT / "results" / file).read_text())["runs"]
+        runs = read_log(file)["runs"]
         for number, name in enumerate(MODELS):
             each, look = seeds(runs, name), {"color": f"C{number}", "linestyle": line}
             curves = np.array([run["valid_nll"] for run in each])
@@ -57,8 +51,7 @@ def main() -> None:
     for score in ("rmse", "crps"):
         by_score[score].set(ylabel="in units of a column's spread")
     for axes in grid.flat:
-        axes.spines["right"].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
+        tidy(axes)
     colours = [plt.Line2D([], [], color=f"C{number}") for number in range(len(MODELS))]
     lines = [plt.Line2D([], [], color="0.4", linestyle=line) for line in LOGS.values()]
     figure.legend(
@@ -68,7 +61,7 @@ def main() -> None:
         ncols=3,
         frameon=False,
     )
-    figure.savefig(ROOT / "docs" / "ett.svg", metadata={"Date": None})
+    save(figure, "ett.svg")
 
 
 if __name__ == "__main__":

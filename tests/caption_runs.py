@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.recipe import Recipe, from_table
+from small_runs import changed
 
 COLOURS = ("red", "green", "blue")
 THINGS = ("dog", "cat")
@@ -60,6 +61,4 @@ def caption_recipe(folder: Path, **changes: dict[str, Any]) -> Recipe:
             "device": "cpu",
         },
     }
-    for key, change in changes.items():
-        table[key] = change if key in ("posterior", "prior") else table.get(key, {}) | change
-    return from_table(table)
+    return from_table(changed(table, changes))

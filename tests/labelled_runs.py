@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bayesrnn import ImageData, ReviewData, load
 from bayesrnn.recipe import Recipe, from_table
 from bayesrnn.saving import save_own
+from small_runs import changed
 
 EPOCH = 8  # steps
 
@@ -67,7 +68,7 @@ def image_recipe(folder: Path, **changes: Any) -> Recipe:
         "data": {"kind": "images", "path": str(folder / "images"), "valid": 10},
         "model": {"inputs": 16, "hidden": 12, "classes": 3},
     }
-    return _recipe(table, {"lr": 0.02}, changes)
+    return _recipe(table, changes)
 
 
 def review_recipe(folder: Path, **changes: Any) -> Recipe:
@@ -78,17 +79,20 @@ def review_recipe(folder: Path, **changes: Any) -> Recipe:
         "model": {"cell": "gru", "embedding": 8, "hidden": 10},
         "bayes": {"where": ["embedding.weight", "rnn.*", "decoder.weight"]},
     }
-    return _recipe(table, {"lr": 0.02}, changes)
+    return _recipe(table, changes)
 
 
-def _recipe(table: dict[str, Any], train: dict[str, Any], changes: dict[str, Any]) -> Recipe:
+def _recipe(table: dict[str, Any], changes: dict[str, Any]) -> Recipe:
     table["posterior"] = {"kind": "gaussian", "scale": 0.02}
     table["prior"] = {"kind": "normal", "scale": 1.0}
-    usual = {"epochs": 2, "streams": 10, "optimizer": "Adam", "device": "cpu"}
-    table["train"] = usual | train
-    for key, change in changes.items():
-        table[key] = change if key in ("posterior", "prior") else table.get(key, {}) | change
-    return from_table(table)
+    table["train"] = {
+        "epochs": 2,
+        "streams": 10,
+        "optimizer": "Adam",
+        "lr": 0.02,
+        "device": "cpu",
+    }
+    return from_table(changed(table, changes))
 
 
 def make_sure(run: Path, scale: float = 30) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.recipe import Recipe, from_table
+from small_runs import changed
 
 EPOCH = 4  # steps
 
@@ -29,7 +30,7 @@ def write_series(folder: Path, rows: int = 300, name: str = "series.csv", shift:
 
 
 def series_table(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A recipe's tables; `changes` are merged in, `train={"lr": 1}` say."""
+    """A recipe's tables, `changed`."""
     path = folder / "series.csv"
     table: dict[str, Any] = {
         "data": {
@@ -50,10 +51,7 @@ def series_table(folder: Path, **changes: Any) -> dict[str, Any]:
             "device": "cpu",
         },
     }
-    for key, change in changes.items():
-        whole = key in ("posterior", "prior")
-        table[key] = change if whole else {**table.get(key, {}), **change}
-    return table
+    return changed(table, changes)
 
 
 def series_recipe(folder: Path, **changes: Any) -> Recipe:

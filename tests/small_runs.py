@@ -55,8 +55,16 @@ def write_text(folder: Path, words: int = 500, name: str = "text.txt") -> Path:
     return path
 
 
+def changed(table: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's tables with `changes` merged in, `train={"lr": 1}` say; a posterior and a prior
+    are replaced."""
+    whole = ("posterior", "prior")
+    merged = {k: v if k in whole else {**table.get(k, {}), **v} for k, v in changes.items()}
+    return table | merged
+
+
 def small_table(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A recipe's tables; `changes` are merged in, `train={"lr": 1}` say."""
+    """A recipe's tables, `changed`."""
     table: dict[str, Any] = {
         "data": {"path": str(write_text(folder)), "cache": str(folder / "cache")},
         "model": {"cell": "lstm", "embedding": 6, "hidden": 8, "layers": 2, "init": 0.1},
@@ -71,12 +79,7 @@ def small_table(folder: Path, **changes: Any) -> dict[str, Any]:
             "device": "cpu",
         },
     }
-    for key, change in changes.items():
-        if key in ("posterior", "prior") or key not in table:
-            table[key] = change
-        else:
-            table[key] |= change
-    return table
+    return changed(table, changes)
 
 
 def small_recipe(folder: Path, **changes: Any) -> Recipe:

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bayesrnn.recipe import Recipe, from_table
+from small_runs import changed
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -67,6 +68,4 @@ def speech_recipe(folder: Path, **changes: Any) -> Recipe:
             "device": "cpu",
         },
     }
-    for key, change in changes.items():
-        table[key] = change if key in ("posterior", "prior") else table.get(key, {}) | change
-    return from_table(table)
+    return from_table(changed(table, changes))

@@ -25,7 +25,7 @@ from bayesrnn.saving import build_model, build_module
 from bayesrnn.train import step as step_module
 from bayesrnn.train.checkpoint import pack_optimizer, unpack_optimizer
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from bayesrnn.train.step import Step, Update, build_optimizer
 from bayesrnn.train.task import LanguageTask
 from small_runs import small_recipe

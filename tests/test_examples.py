@@ -1,5 +1,7 @@
 """The examples run, and show what they say they show."""
 
+import ast
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -7,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted([*EXAMPLES.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
 
 
 def load_example(name: str) -> ModuleType:
@@ -17,6 +21,14 @@ def load_example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_imports_of_the_package_is_there(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bayesrnn"):
+            module = importlib.import_module(node.module or "")
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 def test_a_drifted_sensor_makes_the_draws_disagree_more() -> None:

@@ -30,7 +30,7 @@ from bayesrnn.evaluate.decoding import Decoding, decode_captions
 from bayesrnn.models import Captioner, CaptionerSettings
 from bayesrnn.recipe import from_table, read_recipe
 from bayesrnn.storage import Damaged, read_facts
-from bayesrnn.train.run import epochs_missing, read_metrics
+from bayesrnn.train.metrics import epochs_missing, read_metrics
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import build_optimizer
 from bayesrnn.train.task import build_task

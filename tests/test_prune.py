@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn import packing
 from bayesrnn.bayes import layout
-from bayesrnn.prune import PAPER_THRESHOLDS, SAFE_THRESHOLD, bits_per_weight, kept, structure
+from bayesrnn.prune import SAFE_THRESHOLD, bits_per_weight, kept, structure
 from bayesrnn.saving import CONFIG, TENSORS
 from bayesrnn.storage import Damaged
 
@@ -497,9 +497,10 @@ def test_a_curve_by_thresholds() -> None:
         with torch.no_grad():
             return loss_of(pruned).item()
 
-    rows = br.pruning_curve(model, score, thresholds=PAPER_THRESHOLDS, advance=told.append)
+    of_table_2 = [0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]  # Graves 2011
+    rows = br.pruning_curve(model, score, thresholds=of_table_2, advance=told.append)
     assert rows == told
-    assert [row.threshold for row in rows] == list(PAPER_THRESHOLDS)
+    assert [row.threshold for row in rows] == of_table_2
     assert rows[0].percent == 100
     for row in rows:
         assert row.threshold is not None

@@ -43,7 +43,7 @@ def record(root: Path, summary: Any) -> None:
 def root(tmp_path: Path) -> Path:
     """A small repository: the script, one raw log, a README with markers, no results."""
     (tmp_path / "results").mkdir()
-    for name in ("make_tables", "compare", "tables", "collect_ptb", "plot_ptb"):
+    for name in ("make_tables", "compare", "tables", "collect_ptb", "drawing", "plot_ptb"):
         shutil.copy(ROOT / "results" / f"{name}.py", tmp_path / "results")
     (tmp_path / "results" / "toy.json").write_text('{"perplexity": [12.0, 13.0]}')
     (tmp_path / "README.md").write_text(README)

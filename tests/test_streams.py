@@ -18,7 +18,7 @@ from bayesrnn.data.batching import Batch
 from bayesrnn.engine import WARM_UP
 from bayesrnn.evaluate.captions import caption_losses
 from bayesrnn.evaluate.series import OUTPUT
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.layers import State, detach
 from bayesrnn.train import step as step_module
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import Step, Update, build_optimizer

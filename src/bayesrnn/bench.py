@@ -30,7 +30,7 @@ from bayesrnn.engine import WARM_UP, has_bfloat16, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.models import LanguageModel
 from bayesrnn.models.dropout import DropoutSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.step import Step as TrainStep

@@ -26,12 +26,11 @@ from bayesrnn.packing import check_step, coded_bytes, from_levels, to_levels
 from bayesrnn.saving import (
     TENSORS,
     dense_bytes,
-    has_vocabulary,
     load,
     load_recipe,
-    load_vocabulary,
     means_alone,
     save_own,
+    vocabulary_of,
 )
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import Run, with_data
@@ -224,12 +223,13 @@ def compress_run(
         assert step is not None
         zeros = _zeros(_levels(model, step))  # which refuses a wrong step
         target.prepare(recipe, fresh=False)
-        if has_vocabulary(recipe):
-            load_vocabulary(run).save(target.vocabulary)
+        vocabulary = vocabulary_of(run, recipe)
+        if vocabulary is not None:
+            vocabulary.save(target.vocabulary)
         save_own(model, target.model, mean_only=not scale, step=step)
     size, dense = (target.model / TENSORS).stat().st_size, dense_bytes(model)
-    count = sum(block.layout.count for block in model.each_block())
     name = None if figure is None else figure.name
+    count = model.full_count
     return CompressedRun(step, count, zeros, size, dense, size / dense, name, before, after)
 
 

@@ -39,7 +39,11 @@ class Invalid(ValueError):
         super().__init__("; ".join(f"{key} {message}".strip() for key, message in self.problems))
 
 
-def require(*checks: tuple[bool, str, str]) -> None:
+Check = tuple[bool, str, str]
+"""Whether all is well, and the key and the message of where it is not."""
+
+
+def require(*checks: Check) -> None:
     """Raise `Invalid` with all the (key, message) whose check is false.
 
     >>> require((True, "pi", "never shown"))

@@ -73,6 +73,11 @@ def read_chunks(
         ) from error
 
 
+def read_bytes(path: Path) -> bytes:
+    """All of a file."""
+    return b"".join(read_chunks(path))
+
+
 def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
     """The SHA-256 digest of a file's contents, in hexadecimal."""
     digest = hashlib.sha256()

@@ -111,21 +111,23 @@ class Loss:
         """Accumulate the gradients of `objective`; where a posterior asks for it (eq. 17), one
         sequence at a time."""
         scale = self.streams * self.draws
-        if not self.model.per_sequence:
-            if _can_charge(self.losses, self.charges):
-                weight = self.warmth * self.share / scale
-                with self.model.charged(self.charges, weight, 1 / scale):
-                    (self.losses.sum() / scale).backward()
-                if self.look is not None:
-                    self.model.bend(self.look, 1 / scale)
-            elif self.look is not None:
-                raise RuntimeError(
-                    "the second order of sharpening is not available where a prior learns or "
-                    'several processes train together; use order="first"'
-                )
-            else:
-                self.objective.backward()
-            return
+        if self.model.per_sequence:
+            self._backward_by_sequence(scale)
+        elif _can_charge(self.losses, self.charges):
+            weight = self.warmth * self.share / scale
+            with self.model.charged(self.charges, weight, 1 / scale):
+                (self.losses.sum() / scale).backward()
+            if self.look is not None:
+                self.model.bend(self.look, 1 / scale)
+        elif self.look is not None:
+            raise RuntimeError(
+                "the second order of sharpening is not available where a prior learns or several "
+                'processes train together; use order="first"'
+            )
+        else:
+            self.objective.backward()
+
+    def _backward_by_sequence(self, scale: int) -> None:
         if in_process_group():
             raise RuntimeError("the Fisher estimate is not available in a process group")
         if self.look is not None:

@@ -26,9 +26,6 @@ SAFE_THRESHOLD = (2 * log(2**0.5)) ** 0.5
 """Graves' rule of thumb, 0.83 (eq. 20): a weight pruned below it is, at 0, no less probable than an
 average draw of it."""
 
-PAPER_THRESHOLDS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Those of Graves' Table 2."""
-
 Ranking = Literal["snr", "magnitude"]
 """What weights are pruned by. "snr" is the signal to noise |mean| / standard deviation; Graves'
 density at 0 beside that at the mode (eq. 19), and Laplace's estimate of what the free energy rises
@@ -157,20 +154,20 @@ def _choices(
             for block in model.each_block()
         }
 
-    if fractions and per_tensor:
-        places = {name: _places([value])[0] for name, value in values.items()}
-    elif fractions:
-        places = dict(zip(values, _places(list(values.values())), strict=True))
-    total = sum(value.numel() for value in values.values())
+    ranked = _ranked(values, per_tensor) if fractions else {}
     for fraction in fractions:
-        yield masks(
-            {
-                name: place >= round(fraction * (place.numel() if per_tensor else total))
-                for name, place in places.items()
-            }
-        )
+        yield masks({name: place >= round(fraction * n) for name, (place, n) in ranked.items()})
     for threshold in thresholds:
         yield masks({name: value >= threshold for name, value in values.items()})
+
+
+def _ranked(values: dict[str, Tensor], per_tensor: bool) -> dict[str, tuple[Tensor, int]]:
+    """Each one's place, lowest first, and among how many: those of its tensor, or all."""
+    if per_tensor:
+        return {name: (_places([value])[0], value.numel()) for name, value in values.items()}
+    total = sum(value.numel() for value in values.values())
+    places = _places(list(values.values()))
+    return {name: (place, total) for name, place in zip(values, places, strict=True)}
 
 
 def _places(values: list[Tensor]) -> list[Tensor]:
@@ -188,15 +185,9 @@ def pruning_order(model: Bayesian) -> dict[str, Tensor]:
     pruned with it, by signal to noise: it is left by `prune(fraction)` where this is above the
     fraction. 0 where it was pruned before."""
     values = _order_by(model, "snr")
-    if mixed(model):
-        places = [_places([value])[0] for value in values.values()]
-        totals = [place.numel() for place in places]
-    else:
-        places = _places(list(values.values()))
-        totals = [sum(place.numel() for place in places)] * len(places)
     return {
-        name: ((place + 1).double() / total).where(value >= 0, 0.0)
-        for (name, value), place, total in zip(values.items(), places, totals, strict=True)
+        name: ((place + 1).double() / total).where(values[name] >= 0, 0.0)
+        for name, (place, total) in _ranked(values, mixed(model)).items()
     }
 
 
@@ -270,7 +261,7 @@ def pruning_curve(
     if fractions is None and thresholds is None:
         fractions = FRACTIONS
     given, limits = list(fractions or ()), list(thresholds or ())
-    total = sum(block.layout.count for block in model.each_block())
+    total = model.full_count
     wanted: list[tuple[float | None, float | None]] = [(fraction, None) for fraction in given]
     wanted += [(None, limit) for limit in limits]
     rows: list[Pruned] = []

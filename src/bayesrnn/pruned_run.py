@@ -28,12 +28,11 @@ from bayesrnn.recipe import Recipe
 from bayesrnn.saving import (
     TENSORS,
     dense_bytes,
-    has_vocabulary,
     load,
     load_recipe,
-    load_vocabulary,
     means_alone,
     save_own,
+    vocabulary_of,
 )
 from bayesrnn.train.loop import Outcome, choose_device, train
 from bayesrnn.train.run import Run, shown, with_data
@@ -108,7 +107,7 @@ def prune_run(
     run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
     model, outcome = _prune_into(run, out, how, data, quiet, device, warn)
-    total = sum(block.layout.count for block in model.each_block())
+    total = model.full_count
     size, dense = (out / "model" / TENSORS).stat().st_size, dense_bytes(model)
     return PrunedRun(
         total,
@@ -163,8 +162,9 @@ def _prune_into(
         if restored and warn is not None:
             warn(restored)
         write_atomic(target.pruning, (json.dumps(made, indent=1) + "\n").encode())
-        if has_vocabulary(recipe):
-            load_vocabulary(run).save(target.vocabulary)
+        vocabulary = vocabulary_of(run, recipe)
+        if vocabulary is not None:
+            vocabulary.save(target.vocabulary)
         if not target.model.exists():  # otherwise the same call goes on with its retraining
             save_own(model, target.model, mean_only=not how.scale)
     if not how.retrain:

@@ -16,6 +16,7 @@ import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,7 +43,7 @@ from bayesrnn.data import (
     TextData,
 )
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import expanded, read_chunks, write_atomic
+from bayesrnn.files import expanded, read_bytes, write_atomic
 from bayesrnn.models import (
     CaptionerSettings,
     DropoutSettings,
@@ -145,7 +146,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_run_recipe(path: Path) -> Recipe:
     """The recipe that a run keeps, `Damaged` where it is not as `write_run_recipe` wrote it (old
     runs have no checksum in it)."""
-    seal, _, rest = b"".join(read_chunks(path)).partition(b"\n")
+    seal, _, rest = read_bytes(path).partition(b"\n")
     if seal.startswith(SEAL) and seal != _seal(rest):
         raise Damaged(
             f"{path} is damaged, or was edited: its checksum is another one; restore it from a "
@@ -185,13 +186,13 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
             problems.append((key, _unknown(key, known, "is not a table")))
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
-        "data": lambda t, key, out: _read_data(t, key, out),
-        "model": lambda t, key, out: _read(_model_of(table), t, key, out),
-        "dropout": lambda t, key, out: _read(DropoutSettings, t, key, out),
-        "posterior": lambda t, key, out: _read_kinds(POSTERIORS, t, key, out),
-        "prior": lambda t, key, out: _read_kinds(PRIORS, t, key, out),
-        "bayes": lambda t, key, out: _read(BayesSettings, t, key, out),
-        "train": lambda t, key, out: _read(TrainSettings, t, key, out),
+        "data": _read_data,
+        "model": partial(_read, _model_of(table)),
+        "dropout": partial(_read, DropoutSettings),
+        "posterior": partial(_read_kinds, POSTERIORS),
+        "prior": partial(_read_kinds, PRIORS),
+        "bayes": partial(_read, BayesSettings),
+        "train": partial(_read, TrainSettings),
     }
     for key, reader in readers.items():
         if key in table or key in ("data", "model"):

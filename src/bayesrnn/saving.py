@@ -163,7 +163,7 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     again = module is None and (path / "checkpoints").is_dir()
     if module is None:
         recipe = load_recipe(path)
-        module = build_module(recipe, load_vocabulary(path) if has_vocabulary(recipe) else None)
+        module = build_module(recipe, vocabulary_of(path, recipe))
         if not (path / "model").exists():
             raise UserError(f"{path} holds no finished model yet; train it first")
         path = path / "model"
@@ -219,6 +219,11 @@ def load_recipe(run: Path) -> Recipe:
 def load_vocabulary(run: str | Path) -> Vocabulary:
     """The vocabulary a run was trained with."""
     return Vocabulary.load(expanded(run) / "vocabulary.json")
+
+
+def vocabulary_of(run: Path, recipe: Recipe) -> Vocabulary | None:
+    """The same, where runs of the recipe keep one; else None."""
+    return load_vocabulary(run) if has_vocabulary(recipe) else None
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:

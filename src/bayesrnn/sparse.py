@@ -55,10 +55,9 @@ def text_reader(model: Bayesian, streams: int) -> nn.Module | None:
     """The network at the mean without its zeros, where that reads a text faster than the model
     itself: on a CPU, one stream, pruned enough. None where it does not."""
     loc = next(model.each_block()).parameters_by_name["loc"]
-    total = sum(block.layout.count for block in model.each_block())
     if streams > 1 or loc.device.type != "cpu" or loc.dtype != torch.float32:
         return None
-    if model.weight_count == total:  # nothing was pruned; zeros cost a pass to count
+    if model.weight_count == model.full_count:  # nothing was pruned; zeros cost a pass to count
         return None
     network = sparse_network(model, PAYS_FROM, LSTM_FROM)
     sparse = any(isinstance(layer, (SparseLinear, SparseLSTM)) for layer in network.modules())

@@ -12,7 +12,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, evaluate_text
 from bayesrnn.evaluate.ctc import Decoder, prefix_search
 from bayesrnn.recipe import Recipe
-from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.saving import vocabulary_of
 from bayesrnn.train.run import changed_data
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
@@ -27,7 +27,7 @@ def run_task(
 ) -> Task:
     """The task of a run's recipe, by the run's own words where it reads any; `warn` is told where
     its data have changed since its training (`data` that were given are meant to be others)."""
-    task = build_task(recipe, device, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    task = build_task(recipe, device, vocabulary_of(run, recipe))
     changed = None if data else changed_data(run, recipe, task.digest)
     if changed and warn is not None:
         warn(changed)

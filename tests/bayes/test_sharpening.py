@@ -19,7 +19,7 @@ from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
 from bayesrnn.evaluate.sharpened import Bound, evaluate_sharpened, looking, search_look
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from small_runs import small_recipe
 
 POSTERIOR = br.Sharpened((0.1, 0.3), sigma0=0.05, eta=0.02, clip=0.0)

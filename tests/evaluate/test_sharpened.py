@@ -12,7 +12,7 @@ from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import sharpened
 from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.dynamic import Learner
-from bayesrnn.models.language import as_tensors
+from bayesrnn.models.layers import as_tensors
 
 
 def looking_model() -> br.Bayesian:

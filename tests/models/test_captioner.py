@@ -6,7 +6,7 @@ from torch import nn
 
 import bayesrnn as br
 from bayesrnn.models import Captioner, CaptionerSettings
-from bayesrnn.models.language import as_tensors
+from bayesrnn.models.layers import as_tensors
 
 WORDS = torch.tensor([[0, 3], [4, 5], [6, 7]])
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bayesrnn import DropoutSettings, Mlp, MlpSettings, ReviewModel, ReviewSettings
-from bayesrnn.models.language import Cell
+from bayesrnn.models.layers import Cell
 
 CELLS: list[Cell] = ["lstm", "gru", "rnn"]
 

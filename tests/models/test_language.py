@@ -9,7 +9,7 @@ from torch import nn
 from bayesrnn.bayes import Gaussian, bayesianize
 from bayesrnn.errors import Invalid
 from bayesrnn.models import LanguageModel, LanguageSettings
-from bayesrnn.models.language import detach
+from bayesrnn.models.layers import detach
 
 CELLS = ["lstm", "gru", "rnn"]
 

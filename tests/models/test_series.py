@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import DropoutSettings, Forecaster, Invalid, SeriesSettings
-from bayesrnn.models.language import as_state, as_tensors, detach
+from bayesrnn.models.layers import as_state, as_tensors, detach
 
 SEASONS = (1, 2, 5, 30)
 """Shorter and longer than a cut, and than all that is read."""

@@ -15,7 +15,7 @@ from bayesrnn.recipe import Recipe
 from bayesrnn.saving import build_model, build_module
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from bayesrnn.train.step import Step, Update, build_optimizer
 from bayesrnn.train.task import build_task
 from caption_runs import caption_recipe

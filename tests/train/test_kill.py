@@ -15,7 +15,8 @@ import pytest
 from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import read_folder
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import LEFTOVER, epochs_missing
+from bayesrnn.train.metrics import epochs_missing
+from bayesrnn.train.run import LEFTOVER
 from small_runs import (
     EPOCH,
     assert_same_end,

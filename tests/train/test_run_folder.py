@@ -15,7 +15,8 @@ from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import Damaged
 from bayesrnn.train import loop
 from bayesrnn.train.loop import train
-from bayesrnn.train.run import MetricsLog, Run, epochs_missing, read_metrics
+from bayesrnn.train.metrics import MetricsLog, epochs_missing, read_metrics
+from bayesrnn.train.run import Run
 from small_runs import (
     EPOCH,
     assert_same_end,

@@ -8,7 +8,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.recipe import read_run_recipe
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from series_runs import EPOCH, series_recipe, write_series
 
 

@@ -20,7 +20,7 @@ from bayesrnn.evaluate.ctc import CtcOnDevice, beam_search, prefix_search
 from bayesrnn.evaluate.speech import evaluate_speech
 from bayesrnn.recipe import Recipe
 from bayesrnn.saving import build_model, build_module
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from bayesrnn.train.speech import LENGTHS, SpeechTask
 from bayesrnn.train.step import Step, Update, build_optimizer
 from speech_runs import speech_recipe, write_corpus

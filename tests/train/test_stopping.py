@@ -10,7 +10,7 @@ from bayesrnn import load, train
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import evaluate_text
 from bayesrnn.train.loop import choose_device
-from bayesrnn.train.run import read_metrics
+from bayesrnn.train.metrics import read_metrics
 from bayesrnn.train.stopping import Progress, best_line
 from bayesrnn.train.task import build_task
 from labelled_runs import review_recipe

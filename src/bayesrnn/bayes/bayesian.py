@@ -465,6 +465,11 @@ class Bayesian(nn.Module):
         return sum(block.count for block in self.each_block())
 
     @property
+    def full_count(self) -> int:
+        """The same with the pruned ones."""
+        return sum(block.layout.count for block in self.each_block())
+
+    @property
     def all_points(self) -> bool:
         """Whether no weight has a spread."""
         return all(isinstance(block.posterior, Delta) for block in self.each_block())

@@ -39,7 +39,7 @@ from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.series import Backtest
 from bayesrnn.evaluate.sharpened import LOOK_AT
-from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.saving import vocabulary_of
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
@@ -190,7 +190,7 @@ def evaluate(
     check_flags(recipe, {**flags, "--season": season is not None, "--split all": split == "all"})
     if season is not None and horizon is None:
         raise typer.BadParameter("--season is of --horizon; give that too")
-    task = build_task(recipe, place, load_vocabulary(run) if has_vocabulary(recipe) else None)
+    task = build_task(recipe, place, vocabulary_of(run, recipe))
     note_data(runs, recipe, task.digest, data)
     if isinstance(task, LanguageTask):
         note_unknown(recipe.data.path, task.ids(split), task.vocabulary)

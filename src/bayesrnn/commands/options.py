@@ -26,8 +26,9 @@ from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
 from bayesrnn.recipe import Recipe, differences
-from bayesrnn.saving import has_vocabulary, load, load_recipe, load_vocabulary
-from bayesrnn.train.run import PLACES, Run, changed_data, epochs_missing, shown
+from bayesrnn.saving import load, load_recipe, vocabulary_of
+from bayesrnn.train.metrics import epochs_missing
+from bayesrnn.train.run import PLACES, Run, changed_data, shown
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
 RunFolders = Annotated[
@@ -122,7 +123,7 @@ def load_runs(runs: Sequence[Path], device: torch.device) -> tuple[Network, Reci
                 f"{run} reads its data in another way than {first} ({other}), and cannot be in one "
                 "ensemble with it; give runs that differ in other settings"
             )
-        if has_vocabulary(recipe) and load_vocabulary(run) != load_vocabulary(first):
+        if vocabulary_of(run, recipe) != vocabulary_of(first, recipe):
             raise UserError(
                 f"{run} has another vocabulary than {first}, and cannot be in one ensemble with "
                 "it; give runs that were trained on the same data"

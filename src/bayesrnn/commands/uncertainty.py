@@ -57,7 +57,7 @@ from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
-from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.saving import vocabulary_of
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.loop import choose_device
 from bayesrnn.train.run import with_data
@@ -137,7 +137,7 @@ def uncertainty(
             f"{run} is a run on speech; `bayesrnn transcribe RUN FILE --samples 10` says how sure "
             "each label is"
         )
-    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
+    vocabulary = vocabulary_of(run, recipe)
     if not isinstance(settings, TextData):
         flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
         check_flags(recipe, {**flags, "--bins": bins != BINS})

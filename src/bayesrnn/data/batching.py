@@ -151,23 +151,8 @@ class StreamLoader(Batches):
                 f"{ids.dtype} {list(ids.shape)}",
             ),
         )
-        what, unit, more = ("series", "rows", "rows") if series else ("text", "tokens", "text")
         length = (len(ids) - 1) // streams
-        if length < 1:
-            problem = (
-                f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams need "
-                f"({streams + 1})"
-            )
-            if key.startswith("train."):
-                raise WrongData(problem, f"a longer {what}", key if streams > 1 else "data.split")
-            lower = f"lower {key}, or " if streams > 1 else ""
-            raise UserError(f"{problem}; {lower}give more {more}")
-        if drop_last and length < unroll:
-            raise UserError(
-                f"{what} '{name}' has {len(ids)} {unit}, fewer than {streams} streams of {unroll} "
-                f"steps need ({streams * unroll + 1}); lower {key} or "
-                f"{key.replace('streams', 'unroll')}, or give more {more}"
-            )
+        _check_length(len(ids), streams, unroll if drop_last else 1, series, name, key)
         self.name = name
         self.streams = streams
         self.unroll = unroll
@@ -218,3 +203,21 @@ class StreamLoader(Batches):
             streams=self.streams,
             share=targets / self.targets,
         )
+
+
+def _check_length(count: int, streams: int, steps: int, series: bool, name: str, key: str) -> None:
+    """Refuse a text, or series, that is too short for so many streams of `steps` steps."""
+    if (count - 1) // streams >= steps:
+        return
+    what, unit, more = ("series", "rows", "rows") if series else ("text", "tokens", "text")
+    held = f"{what} '{name}' has {count} {unit}, fewer than {streams} streams"
+    if count > streams:
+        raise UserError(
+            f"{held} of {steps} steps need ({streams * steps + 1}); lower {key} or "
+            f"{key.replace('streams', 'unroll')}, or give more {more}"
+        )
+    problem = f"{held} need ({streams + 1})"
+    if key.startswith("train."):
+        raise WrongData(problem, f"a longer {what}", key if streams > 1 else "data.split")
+    lower = f"lower {key}, or " if streams > 1 else ""
+    raise UserError(f"{problem}; {lower}give more {more}")

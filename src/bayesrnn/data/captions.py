@@ -2,23 +2,21 @@
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
+from bayesrnn.data.splits import SPLITS, check_fractions, split_at_random
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_file, expanded, read_chunks
+from bayesrnn.files import data_file, expanded, read_bytes
 
-SPLITS = ("train", "valid", "test")
 CAPTIONS = "a file of captions"
 _CALLED = {"train": "train", "val": "valid", "valid": "valid", "test": "test", "restval": "train"}
 
@@ -54,11 +52,7 @@ class CaptionData:
                 f"must be 0 (no limit) or at least 3, got {self.max_vocabulary}",
             ),
             (self.lengths >= 1, "lengths", f"must be at least 1, got {self.lengths}"),
-            (
-                min(self.split) > 0 and math.isclose(sum(self.split), 1, abs_tol=1e-6),
-                "split",
-                f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
-            ),
+            check_fractions(self.split),
             (self.split_seed >= 0, "split_seed", f"must be 0 or above, got {self.split_seed}"),
         )
 
@@ -118,7 +112,7 @@ def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -
     if count > 1:  # it could be trained on and tested with
         raise UserError(f"{settings.path} has {name} {count} times; put its captions together")
     features_path = find_features(settings)
-    digest.update(hashlib.sha256(b"".join(read_chunks(features_path))).digest())
+    digest.update(hashlib.sha256(read_bytes(features_path)).digest())
     features = read_features(features_path)
     parts = _split(pictures, settings)
     if not parts.get("train"):
@@ -179,7 +173,7 @@ def read_captions(path: Path, digest: "hashlib._Hash | None" = None) -> list[Pic
 
 
 def _read_file(path: Path, digest: "hashlib._Hash | None") -> list[Picture]:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     if digest is not None:
         digest.update(data)
     try:
@@ -237,10 +231,4 @@ def _split(pictures: Sequence[Picture], settings: CaptionData) -> dict[str, list
             if isinstance(picture.split, str) and picture.split in _CALLED:
                 parts[_CALLED[picture.split]].append(picture)
         return parts
-    order = np.random.default_rng(settings.split_seed).permutation(len(pictures))
-    train, valid, _ = settings.split
-    bounds = [0, round(len(order) * train), round(len(order) * (train + valid)), len(order)]
-    return {
-        name: [pictures[i] for i in order[start:stop]]
-        for name, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
-    }
+    return split_at_random(pictures, settings.split, settings.split_seed)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bayesrnn.data.audio import SpeechData
 from bayesrnn.errors import UserError
-from bayesrnn.files import read_chunks
+from bayesrnn.files import read_bytes
 
 SUFFIXES = (".flac", ".wav", ".WAV", ".sph", ".ogg")
 
@@ -198,7 +198,7 @@ def subfolder(folder: Path, name: str) -> Path | None:
 
 
 def _lines(path: Path) -> list[str]:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     try:
         return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from bayesrnn.errors import UserError, require
-from bayesrnn.files import read_chunks, write_atomic
+from bayesrnn.files import read_bytes, write_atomic
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -54,9 +54,8 @@ class Features:
 def read_features(path: Path) -> Features:
     """The features in a file: an npz with the arrays `features` and `filenames`, or a safetensors
     file with the tensor `features` and, in its metadata, `filenames` as a JSON list."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
-    data = b"".join(read_chunks(path))
+    _check_suffix(path)
+    data = read_bytes(path)
     try:
         vectors, names = (_from_npz if path.suffix == ".npz" else _from_safetensors)(data)
     except KeyError as error:
@@ -90,8 +89,7 @@ def read_features(path: Path) -> Features:
 
 def write_features(path: Path, features: Features) -> None:
     """What `read_features` reads, by the name's ending."""
-    if path.suffix not in SUFFIXES:
-        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
+    _check_suffix(path)
     if path.suffix == ".npz":
         file = io.BytesIO()
         np.savez(file, features=features.vectors.numpy(), filenames=np.array(features.names))
@@ -99,6 +97,11 @@ def write_features(path: Path, features: Features) -> None:
         return
     metadata = {"filenames": json.dumps(list(features.names))}
     write_atomic(path, save_tensors({"features": features.vectors}, metadata))
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path} must end in {' or '.join(SUFFIXES)} to hold features")
 
 
 def _from_npz(data: bytes) -> tuple[Tensor, list[str]]:

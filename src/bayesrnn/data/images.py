@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_folder, read_chunks
+from bayesrnn.files import data_folder, read_bytes
 
 PIXEL_UNIT = 126.0
 """Pixels are divided by this (Blundell et al. 2015, Section 5.1)."""
@@ -87,7 +87,7 @@ def _read_idx(path: Path, axes: int, digest: "hashlib._Hash") -> NDArray[np.uint
     """The array in an idx file: two zeros, the type, axes, their lengths, the data."""
     if not path.is_file():
         raise WrongData(f"{path.parent} has no {path.name}", WANTED)
-    packed = b"".join(read_chunks(path))
+    packed = read_bytes(path)
     digest.update(packed)
     try:
         data = gzip.decompress(packed)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from bayesrnn.data.labelled import Examples, Labelled
+from bayesrnn.data.splits import split_at_random, sum_to_one
 from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_folder, read_chunks
+from bayesrnn.files import data_folder, read_bytes
 
 PADDING = -1
 """Stands after a review's last word; no word has this id."""
@@ -62,7 +62,7 @@ class ReviewData:
             ),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
             (
-                min(train, test) > 0 <= valid and math.isclose(sum(self.split), 1, abs_tol=1e-6),
+                min(train, test) > 0 <= valid and sum_to_one(self.split),
                 "split",
                 "must be three fractions that sum to 1, the first and last above 0, got "
                 f"{list(self.split)}",
@@ -94,14 +94,9 @@ def load_reviews(settings: ReviewData, vocabulary: Vocabulary | None = None) -> 
 
 
 def _split(reviews: list[Review], settings: ReviewData) -> dict[str, list[Review]]:
-    order = np.random.default_rng(settings.split_seed).permutation(len(reviews))
-    train, valid, _ = settings.split
-    bounds = [0, round(len(order) * train), round(len(order) * (train + valid)), len(order)]
-    splits = {
-        name: [reviews[i] for i in order[start:stop]]
-        for name, start, stop in zip(("train", "valid", "test"), bounds, bounds[1:], strict=False)
-    }
-    empty = [name for name, part in splits.items() if not part and (valid or name != "valid")]
+    splits = split_at_random(reviews, settings.split, settings.split_seed)
+    wanted = dict(zip(splits, settings.split, strict=True))
+    empty = [name for name, part in splits.items() if wanted[name] and not part]
     if empty:
         raise WrongData(
             f"{settings.path} holds too few reviews ({len(reviews)}) to split them as "
@@ -152,7 +147,7 @@ def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
 
 
 def _lines(path: Path, digests: list[str]) -> list[str]:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     digests.append(hashlib.sha256(data).hexdigest())
     try:
         return data.decode("utf-8-sig").removesuffix("\n").split("\n")

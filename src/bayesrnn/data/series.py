@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bayesrnn.data.text import SPLITS
+from bayesrnn.data.splits import check_fractions, split_places
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_file, read_chunks
+from bayesrnn.files import data_file, read_bytes
 
 CSV = "a CSV file"
 
@@ -72,12 +72,7 @@ class SeriesData:
                 "separator",
                 f"must be a character, no quote and no end of a line, got {self.separator!r}",
             ),
-            (
-                all(part > 0 for part in self.split)
-                and math.isclose(sum(self.split), 1, abs_tol=1e-6),
-                "split",
-                f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
-            ),
+            check_fractions(self.split),
             (fits, "centre", "must have, like spread, a number a column, or both be left out"),
             (all(map(math.isfinite, self.centre)), "centre", "must be finite numbers"),
             (all(0 < s < math.inf for s in self.spread), "spread", "must be numbers above 0"),
@@ -111,13 +106,10 @@ def load_series(settings: SeriesData) -> Series:
     Cells that are empty, or no finite numbers, are refused by their line and column.
     """
     table, times, digest = _read(settings)
-    bounds = _bounds(settings, len(table))
-    settings = _measured(settings, table[: bounds[1]])
+    places = _places(settings, len(table))
+    settings = _measured(settings, table[places["train"]])
     values = _scaled(settings, table)
-    splits = {
-        split: Rows(values[start:stop], times[start:stop])
-        for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False)
-    }
+    splits = {split: Rows(values[place], times[place]) for split, place in places.items()}
     return Series(settings, splits, digest)
 
 
@@ -133,19 +125,19 @@ def measured(settings: SeriesData) -> SeriesData:
     return settings if settings.centre else load_series(settings).settings
 
 
-def _bounds(settings: SeriesData, rows: int) -> list[int]:
-    """Where the splits begin, and the end of the last."""
-    train, valid, _ = settings.split
-    bounds = [0, round(rows * train), round(rows * (train + valid)), rows]
-    for split, start, stop in zip(SPLITS, bounds, bounds[1:], strict=False):
-        if stop - start < 2:
+def _places(settings: SeriesData, rows: int) -> dict[str, slice]:
+    """Where the splits are among so many rows."""
+    places = split_places(rows, settings.split)
+    for split, place in places.items():
+        count = place.stop - place.start
+        if count < 2:
             raise WrongData(
-                f"{settings.path} has {rows} rows, and {stop - start} of them for {split}: at "
-                "least two are needed",
+                f"{settings.path} has {rows} rows, and {count} of them for {split}: at least two "
+                "are needed",
                 "a file with more rows",
                 "data.split",
             )
-    return bounds
+    return places
 
 
 def _measured(settings: SeriesData, table: NDArray[np.float64]) -> SeriesData:
@@ -185,30 +177,14 @@ def _scaled(settings: SeriesData, table: NDArray[np.float64]) -> NDArray[np.floa
 def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
     """The columns' numbers [N, C], each row's time, and the digest of the file."""
     path = data_file(settings.path, CSV)
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WrongData(f"{path} is not UTF-8 text", f"{CSV} in UTF-8") from error
     lines = _lines(path, text, settings.separator)
     _, names = next(lines, (0, []))
-    if not names:
-        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
-    wanted = [*settings.columns, *([settings.time] if settings.time else [])]
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
-        raise WrongData(
-            f"{path} has no column {missing[0]!r} in its first line, only {known}",
-            "a file that has it",
-            "data.columns, data.time or data.separator",
-        )
-    twice = [name for name in wanted if names.count(name) > 1]
-    if twice:
-        raise UserError(
-            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
-            "give each a name of its own"
-        )
+    _check_names(path, names, settings)
     places = [names.index(name) for name in settings.columns]
     when = names.index(settings.time) if settings.time else None
     table: list[list[float]] = []
@@ -228,8 +204,7 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
                 "a file with a cell for each name",
                 "data.separator",
             )
-        row = [_number(cells[p], where, names[p]) for p in places]
-        table.append(row)
+        table.append([_number(cells[p], where, names[p]) for p in places])
         times.append(str(len(table)) if when is None else cells[when])
         found_at.append(number)
     back = None if when is None else _goes_back(times)
@@ -242,6 +217,27 @@ def _read(settings: SeriesData) -> tuple[NDArray[np.float64], list[str], str]:
         )
     numbers = np.array(table, dtype=np.float64).reshape(-1, len(places))
     return numbers, times, hashlib.sha256(data).hexdigest()
+
+
+def _check_names(path: Path, names: Sequence[str], settings: SeriesData) -> None:
+    """Refuse a first line that does not name each column that is to be read, once."""
+    if not names:
+        raise WrongData(f"{path} has no line of names", f"{CSV} with names above its rows")
+    wanted = [*settings.columns, *([settings.time] if settings.time else [])]
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        known = textwrap.shorten(", ".join(map(repr, names)), 200, placeholder=" ...")
+        raise WrongData(
+            f"{path} has no column {missing[0]!r} in its first line, only {known}",
+            "a file that has it",
+            "data.columns, data.time or data.separator",
+        )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{path} has the column {twice[0]!r} {names.count(twice[0])} times in its first line; "
+            "give each a name of its own"
+        )
 
 
 def as_dates(times: Sequence[str]) -> list[datetime] | None:

@@ -3,7 +3,6 @@
 import codecs
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
+from bayesrnn.data.splits import SPLITS, check_fractions, split_places
 from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
 from bayesrnn.errors import UserError, WrongData, require
 from bayesrnn.files import CHUNK_BYTES, expanded, open_atomic, read_chunks, sha256
 
 Tokens = Literal["whitespace", "words", "characters"]
 Advance = Callable[[int], None]
-SPLITS = ("train", "valid", "test")
 SPLIT_FILES = ("{}.txt", "ptb.{}.txt")
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 ID = np.dtype(np.int32)
@@ -77,13 +76,7 @@ class TextData:
                 f"must be 0 (no limit) or at least 3, got {self.max_vocabulary}",
             ),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
-            (
-                len(self.split) == 3
-                and all(fraction > 0 for fraction in self.split)
-                and math.isclose(sum(self.split), 1, abs_tol=1e-6),
-                "split",
-                f"must be three fractions above 0 that sum to 1, got {list(self.split)}",
-            ),
+            check_fractions(self.split),
         )
 
 
@@ -296,12 +289,11 @@ def _read_splits(
             for piece in _read_tokens(paths, settings, advance):
                 yield name, piece
         return
-    train, valid, _ = settings.split
-    bounds = (0, round(total * train), round(total * (train + valid)), total)
+    places = split_places(total, settings.split)
     start = 0
     for piece in _read_tokens(sources["all"], settings, advance):
-        for name, begin, end in zip(SPLITS, bounds, bounds[1:], strict=False):
-            part = piece[max(begin - start, 0) : max(end - start, 0)]
+        for name, place in places.items():
+            part = piece[max(place.start - start, 0) : max(place.stop - start, 0)]
             if part:
                 yield name, part
         start += len(piece)

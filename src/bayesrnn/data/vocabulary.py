@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from bayesrnn.errors import Invalid, UserError, require
-from bayesrnn.files import expanded, read_chunks, write_atomic
+from bayesrnn.files import expanded, read_bytes, write_atomic
 
 END = "<eos>"
 UNKNOWN = "<unk>"
@@ -99,7 +99,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote (files from before there were checksums have none)."""
-        data = b"".join(read_chunks(expanded(path)))
+        data = read_bytes(expanded(path))
         problem = f"not in the format '{FORMAT}'"
         try:
             match json.loads(data):

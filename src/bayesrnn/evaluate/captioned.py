@@ -18,7 +18,7 @@ from bayesrnn.evaluate.captions import caption_uncertainty
 from bayesrnn.evaluate.decoding import Caption, Decoding, decode_captions
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import TextUncertainty, auroc, ranks, reading_cost
-from bayesrnn.files import expanded, read_chunks, write_atomic
+from bayesrnn.files import expanded, read_bytes, write_atomic
 
 FORMAT = "bayesrnn captions 1"
 PARTS = ("probability", "total", "aleatoric", "epistemic")
@@ -80,7 +80,7 @@ class CaptionFile:
     @classmethod
     def read(cls, path: str | Path) -> "CaptionFile":
         """What `write` wrote."""
-        data = b"".join(read_chunks(expanded(path)))
+        data = read_bytes(expanded(path))
         try:
             contents = json.loads(data)
             if contents.pop("format") != FORMAT:

@@ -31,7 +31,7 @@ from bayesrnn.evaluate.perplexity import (
     read_through,
     token_losses,
 )
-from bayesrnn.models.language import CELLS, as_state, as_tensors
+from bayesrnn.models.layers import CELLS, as_state, as_tensors
 
 RATES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """What `search_rate` tries; 0 is the model as it is."""

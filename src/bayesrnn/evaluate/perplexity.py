@@ -18,7 +18,7 @@ from bayesrnn.bayes import Network
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.engine import Replay
 from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
-from bayesrnn.models.language import as_state, as_tensors
+from bayesrnn.models.layers import as_state, as_tensors
 from bayesrnn.sparse import text_reader
 
 

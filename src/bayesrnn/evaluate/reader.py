@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.models.dropout import Held, Mask
-from bayesrnn.models.language import as_state, as_tensors
+from bayesrnn.models.layers import as_state, as_tensors
 
 Advance = Callable[[int], None]
 """Told how much is done, after every piece."""

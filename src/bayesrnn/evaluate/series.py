@@ -25,7 +25,7 @@ from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.perplexity import Cut, read_through
 from bayesrnn.evaluate.reader import Advance, readers
-from bayesrnn.models.language import as_state, as_tensors
+from bayesrnn.models.layers import as_state, as_tensors
 from bayesrnn.models.series import Forecaster
 
 OUTPUT = Normal()

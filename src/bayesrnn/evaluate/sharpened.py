@@ -30,7 +30,7 @@ from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.draws import evaluating
 from bayesrnn.evaluate.dynamic import LOOK_SEGMENTS, Learner, check_segment
 from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
-from bayesrnn.models.language import State, as_state, as_tensors, detach
+from bayesrnn.models.layers import State, as_state, as_tensors, detach
 
 
 @dataclass(frozen=True)

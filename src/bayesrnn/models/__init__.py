@@ -3,7 +3,8 @@
 from bayesrnn.models.captioner import Captioner, CaptionerSettings
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings
 from bayesrnn.models.dropout import DropoutSettings, Mask, MaskedEmbedding, MaskedRNN
-from bayesrnn.models.language import LanguageModel, LanguageSettings, detach
+from bayesrnn.models.language import LanguageModel, LanguageSettings
+from bayesrnn.models.layers import detach
 from bayesrnn.models.linear import Linear
 from bayesrnn.models.series import Forecaster, SeriesSettings
 from bayesrnn.models.speech import SpeechSettings, build_speech_network

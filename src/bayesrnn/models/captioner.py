@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import DropoutSettings, Mask, masked
-from bayesrnn.models.language import (
-    CELLS,
+from bayesrnn.models.layers import (
     Cell,
     State,
     as_state,
-    build_layers,
+    build_rnn,
+    build_words,
+    check_layers,
     open_forget_gates,
     start_weights,
 )
@@ -45,18 +46,20 @@ class CaptionerSettings:
 
     def __post_init__(self) -> None:
         require(
-            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
-            (self.numbers >= 1, "numbers", f"must be at least 1, got {self.numbers}"),
+            *check_layers(
+                self.cell,
+                self.init,
+                numbers=self.numbers,
+                embedding=self.embedding,
+                hidden=self.hidden,
+                layers=self.layers,
+            ),
             (
                 self.picture in ("state", "word"),
                 "picture",
                 f"must be one of state, word, got {self.picture!r}",
             ),
             (0 <= self.norm < math.inf, "norm", f"must be 0 (as it is) or above, got {self.norm}"),
-            (self.embedding >= 1, "embedding", f"must be at least 1, got {self.embedding}"),
-            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
-            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
-            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
         )
 
 
@@ -84,9 +87,8 @@ class Captioner(nn.Module):
         masks.check_cell(chosen.cell)
         require((vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"))
         self.settings = chosen
-        self.embedding, self.rnn = build_layers(
-            vocabulary, chosen.embedding, chosen.hidden, chosen.layers, chosen.cell, masks
-        )
+        self.embedding = build_words(vocabulary, chosen.embedding, masks)
+        self.rnn = build_rnn(chosen.cell, chosen.embedding, chosen.hidden, chosen.layers, masks)
         parts = 2 if chosen.cell == "lstm" else 1  # what a state consists of
         of_state = parts * chosen.layers * chosen.hidden
         as_word = chosen.picture == "word"
@@ -94,8 +96,7 @@ class Captioner(nn.Module):
         self.numbers = Mask(masks.input, masks.noise)
         self.decoder = Linear(chosen.hidden, vocabulary)
         start_weights(self, chosen.init)
-        if chosen.cell == "lstm":
-            open_forget_gates(self.rnn, chosen.layers, chosen.hidden)
+        open_forget_gates(self.rnn)
 
     def forward(
         self, words: Tensor, state: State | None = None, pictures: Tensor | None = None

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import require
 from bayesrnn.models.dropout import DropoutSettings, Mask, masked
-from bayesrnn.models.language import CELLS, Cell, build_layers, open_forget_gates, start_weights
+from bayesrnn.models.layers import (
+    Cell,
+    build_rnn,
+    build_words,
+    check_layers,
+    open_forget_gates,
+    start_weights,
+)
 from bayesrnn.models.linear import Linear
 
 
@@ -78,11 +85,13 @@ class ReviewSettings:
 
     def __post_init__(self) -> None:
         require(
-            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
-            (self.embedding >= 1, "embedding", f"must be at least 1, got {self.embedding}"),
-            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
-            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
-            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
+            *check_layers(
+                self.cell,
+                self.init,
+                embedding=self.embedding,
+                hidden=self.hidden,
+                layers=self.layers,
+            ),
             (
                 0 < self.noise <= 100,
                 "noise",
@@ -119,14 +128,11 @@ class ReviewModel(nn.Module):
             (vocabulary >= 1, "vocabulary", f"must be at least 1, got {vocabulary}"),
             (classes == 0 or classes >= 2, "classes", f"must be 0 or at least 2, got {classes}"),
         )
-        hidden = chosen.hidden
-        self.embedding, self.rnn = build_layers(
-            vocabulary, chosen.embedding, hidden, chosen.layers, chosen.cell, masks
-        )
-        self.decoder = Linear(hidden, classes or 1)
+        self.embedding = build_words(vocabulary, chosen.embedding, masks)
+        self.rnn = build_rnn(chosen.cell, chosen.embedding, chosen.hidden, chosen.layers, masks)
+        self.decoder = Linear(chosen.hidden, classes or 1)
         start_weights(self, chosen.init)
-        if chosen.cell == "lstm":
-            open_forget_gates(self.rnn, chosen.layers, hidden)
+        open_forget_gates(self.rnn)
         if not classes:
             nn.init.constant_(self.decoder.bias, 0.5)
             self.noise = nn.Parameter(torch.tensor([math.log(math.expm1(chosen.noise))]))

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import require
-from bayesrnn.models.dropout import DropoutSettings, MaskedRNN
-from bayesrnn.models.language import (
-    CELLS,
+from bayesrnn.models.dropout import DropoutSettings
+from bayesrnn.models.layers import (
     Cell,
     State,
     as_state,
     as_tensors,
+    build_rnn,
+    check_layers,
     open_forget_gates,
     start_weights,
 )
@@ -37,10 +38,7 @@ class SeriesSettings:
 
     def __post_init__(self) -> None:
         require(
-            (self.cell in CELLS, "cell", f"must be one of {', '.join(CELLS)}, got {self.cell!r}"),
-            (self.hidden >= 1, "hidden", f"must be at least 1, got {self.hidden}"),
-            (self.layers >= 1, "layers", f"must be at least 1, got {self.layers}"),
-            (0 < self.init < math.inf, "init", f"must be a number above 0, got {self.init}"),
+            *check_layers(self.cell, self.init, hidden=self.hidden, layers=self.layers),
             (
                 0 < self.noise <= 100,
                 "noise",
@@ -88,12 +86,10 @@ class Forecaster(nn.Module):
         require((columns >= 1, "columns", f"must be at least 1, got {columns}"))
         self.season = chosen.season
         read = 2 * columns if self.season else columns
-        plain = CELLS[chosen.cell](read, chosen.hidden, chosen.layers)  # type: ignore[arg-type]
-        self.rnn = MaskedRNN(plain, masks) if masks.on_layers else plain
+        self.rnn = build_rnn(chosen.cell, read, chosen.hidden, chosen.layers, masks)
         self.decoder = Linear(chosen.hidden, (3 if self.season else 2) * columns)
         start_weights(self, chosen.init)
-        if chosen.cell == "lstm":
-            open_forget_gates(self.rnn, chosen.layers, chosen.hidden)
+        open_forget_gates(self.rnn)
         with torch.no_grad():
             self.decoder.bias[columns : 2 * columns] = math.log(math.expm1(chosen.noise))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.features import Features
 from bayesrnn.errors import UserError
-from bayesrnn.files import expanded, read_chunks
+from bayesrnn.files import expanded, read_bytes
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 RANDOM = "random"
@@ -121,7 +121,7 @@ def _from_timm(name: str, own: bool) -> tuple[nn.Module, Prepare]:
 
 
 def _fill(module: nn.Module, path: Path, network: str) -> None:
-    data = b"".join(read_chunks(path))
+    data = read_bytes(path)
     try:
         module.load_state_dict(load_tensors(data))
     except SafetensorError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from bayesrnn.errors import UserError
 from bayesrnn.prune import SAFE_THRESHOLD
 from bayesrnn.report.findings import RATIO_EDGES, Findings
-from bayesrnn.report.forecasts import Shown, dates
+from bayesrnn.report.forecasts import Fan, Shown, dates
 from bayesrnn.report.maps import Gate
 from bayesrnn.report.readings import in_words
 
@@ -306,26 +306,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
     rows = next(iter(fans.values())).rows
     form = f".{max(each.digits for each in fans.values())}~g"
     for index, each in fans.items():
-        doubt = NINETY * each.doubt
-        for (low, high), view, opacity in (
-            (each.most, "total", 0.17),
-            (each.half, "total", 0.3),
-            (each.most, "epistemic", 0.12),
-            ((each.mean - doubt, each.mean + doubt), "epistemic", 0.5),
-        ):
-            ends = [rows[now], *high, *low[::-1], rows[now]]  # all bands open from the last row
-            figure.add_scatter(
-                x=[*x[now:], *x[:now:-1], x[now]],
-                y=[float(end) for end in ends],
-                name=plain(runs[index].name),
-                mode="lines",
-                line={"width": 0},
-                fill="toself",
-                fillcolor=colour(index),
-                opacity=opacity,
-                hoverinfo="skip",
-                meta=[view, index],
-            )
+        _bands(figure, index, runs[index], each, x[now:], float(rows[now]))
     for index, each in fans.items():
         figures = np.stack([*each.most, NINETY * each.doubt], axis=1).tolist()
         _line(
@@ -362,6 +343,31 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         figure.update_xaxes(tickvals=[x[t] for t in ticks], ticktext=[told[t] for t in ticks])
     figure.update_layout(showlegend=False, xaxis_title=None, yaxis_title=None)
     return figure
+
+
+def _bands(
+    figure: "go.Figure", index: int, run: Findings, fan: Fan, x: list[Any], last: float
+) -> None:
+    """What a run saw coming, at the times `x`; all bands open from the `last` row."""
+    doubt = NINETY * fan.doubt
+    for (low, high), view, opacity in (
+        (fan.most, "total", 0.17),
+        (fan.half, "total", 0.3),
+        (fan.most, "epistemic", 0.12),
+        ((fan.mean - doubt, fan.mean + doubt), "epistemic", 0.5),
+    ):
+        figure.add_scatter(
+            x=[*x, *x[:0:-1], x[0]],
+            y=[float(end) for end in (last, *high, *low[::-1], last)],
+            name=plain(run.name),
+            mode="lines",
+            line={"width": 0},
+            fill="toself",
+            fillcolor=colour(index),
+            opacity=opacity,
+            hoverinfo="skip",
+            meta=[view, index],
+        )
 
 
 def error_ahead(runs: Runs) -> list["go.Figure"]:

@@ -31,7 +31,8 @@ from bayesrnn.report.readings import (
 )
 from bayesrnn.saving import load, load_recipe
 from bayesrnn.storage import Damaged
-from bayesrnn.train.run import changed_data, read_metrics, with_data
+from bayesrnn.train.metrics import read_metrics
+from bayesrnn.train.run import changed_data, with_data
 from bayesrnn.train.stopping import best_line
 
 READERS = {
@@ -115,24 +116,7 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
     recipe = with_data(run, load_recipe(run), choices.data)
     draws = model.draws_differ
     counts = choices.samples if draws else (0,)
-    notes: list[str] = []
-    try:
-        lines = read_metrics(run)
-    except Damaged as error:
-        lines = []
-        notes.append(f"Its learning is not shown: {error}.")
-    except UserError:
-        lines = []
-        notes.append(
-            "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
-            "learning is not shown."
-        )
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    if lost_epochs(epochs):
-        notes.append(
-            f"Of its learning {lost_epochs(epochs)} epochs are not shown: their lines in "
-            "metrics.jsonl were lost."
-        )
+    epochs, steps, notes = _learning(run)
     if model.all_points:
         same = "only its dropout differs between draws" if draws else "all draws are the same"
         notes.append(
@@ -156,13 +140,35 @@ def examine(run: Path, name: str, choices: Choices, watch: Watch) -> Findings:
         weights=model.weight_count,
         draws=draws,
         epochs=epochs,
-        steps=[line for line in lines if line["kind"] == "step"],
+        steps=steps,
         split=choices.split,
         notes=notes + found.pop("notes", []) + ([f"Mind: {changed}."] if changed else []),
         changed=changed,
         **_of_weights(model, choices, watch),
         **found,
     )
+
+
+def _learning(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """The figures of its epochs and of its steps, and why some are not there."""
+    lines: list[dict[str, Any]] = []
+    notes: list[str] = []
+    try:
+        lines = read_metrics(run)
+    except Damaged as error:
+        notes.append(f"Its learning is not shown: {error}.")
+    except UserError:
+        notes.append(
+            "There is no metrics.jsonl in its folder (it was pruned, not trained, say), so its "
+            "learning is not shown."
+        )
+    epochs, steps = ([line for line in lines if line["kind"] == k] for k in ("epoch", "step"))
+    if lost_epochs(epochs):
+        notes.append(
+            f"Of its learning {lost_epochs(epochs)} epochs are not shown: their lines in "
+            "metrics.jsonl were lost."
+        )
+    return epochs, steps, notes
 
 
 def lost_epochs(epochs: Sequence[Mapping[str, Any]]) -> int:

@@ -10,9 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data.series import as_dates, digits, unscaled
+from bayesrnn.data.series import SeriesData, as_dates, digits, unscaled
 from bayesrnn.evaluate.reader import Watch
-from bayesrnn.evaluate.series import Backtest, backtest, forecast, paths_each, rows_before
+from bayesrnn.evaluate.series import (
+    Backtest,
+    Forecast,
+    backtest,
+    forecast,
+    paths_each,
+    rows_before,
+)
 from bayesrnn.report.choices import Choices
 from bayesrnn.train.series import SeriesTask
 
@@ -90,30 +97,12 @@ def look_ahead(
         seed,
         advance,
     )
-
-    def own_unit(tensor: torch.Tensor) -> Numbers:
-        return unscaled(settings, tensor[:, 0].cpu().numpy())
-
-    came = unscaled(settings, rows.values[first:stop])
-    mean = own_unit(found.mean)
-    low, lower, upper, high = (own_unit(found.quantile(p)) for p in (0.05, 0.25, 0.75, 0.95))
-    doubt = found.epistemic.sqrt()[:, 0].cpu().numpy() * settings.spread
     return Ahead(
         task.digest,
         rows.times[first:stop],
         start - first,
         len(settings.columns),
-        {
-            settings.columns[c]: Fan(
-                digits(settings, 4)[c],
-                came[:, c],
-                mean[:, c],
-                (lower[:, c], upper[:, c]),
-                (low[:, c], high[:, c]),
-                doubt[:, c],
-            )
-            for c in shown_columns(len(settings.columns))
-        },
+        _fans(found, unscaled(settings, rows.values[first:stop]), settings),
         backtest(
             model,
             rows.values,
@@ -127,6 +116,28 @@ def look_ahead(
             season=choices.season or task.season(split, steps),
         ),
     )
+
+
+def _fans(found: Forecast, rows: Numbers, settings: SeriesData) -> dict[str, Fan]:
+    """The columns on the page, by their names."""
+
+    def own_unit(tensor: torch.Tensor) -> Numbers:
+        return unscaled(settings, tensor[:, 0].cpu().numpy())
+
+    mean = own_unit(found.mean)
+    low, lower, upper, high = (own_unit(found.quantile(p)) for p in (0.05, 0.25, 0.75, 0.95))
+    doubt = found.epistemic.sqrt()[:, 0].cpu().numpy() * settings.spread
+    return {
+        settings.columns[c]: Fan(
+            digits(settings, 4)[c],
+            rows[:, c],
+            mean[:, c],
+            (lower[:, c], upper[:, c]),
+            (low[:, c], high[:, c]),
+            doubt[:, c],
+        )
+        for c in shown_columns(len(settings.columns))
+    }
 
 
 def shown_columns(count: int) -> list[int]:

@@ -39,12 +39,12 @@ from bayesrnn.report.captions import speak
 from bayesrnn.report.choices import Choices
 from bayesrnn.report.forecasts import look_ahead
 from bayesrnn.report.passage import TOP, Passage, passage_of_file, passage_of_split
-from bayesrnn.saving import has_vocabulary, load_vocabulary
+from bayesrnn.saving import load_vocabulary, vocabulary_of
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import EVALUATION_TOKENS, LabelledTask, LanguageTask
-from bayesrnn.watched import watched_figure
+from bayesrnn.watched import Figure, watched_figure
 
 FRACTIONS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 """Pruned for the curve."""
@@ -143,8 +143,7 @@ def read_text(subject: Subject) -> dict[str, Any]:
 def read_labelled(subject: Subject) -> dict[str, Any]:
     """Images or reviews: calibration, of classes or of numbers, and the pruning curve."""
     run, model, recipe, counts, choices, watch = subject
-    vocabulary = load_vocabulary(run) if has_vocabulary(recipe) else None
-    task = LabelledTask(recipe, choices.device, vocabulary)
+    task = LabelledTask(recipe, choices.device, vocabulary_of(run, recipe))
     examples = task.examples(choices.split)
     targets = task.data.splits[choices.split].y.cpu()
     by_draws: list[dict[str, Any]] = []
@@ -162,15 +161,6 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
     else:
         held = coverage(result.mixture.cdf(targets.to(choices.device)))
         notes.append(UNRANKED)
-    watched = task.watched.partition("_")[0]
-    score = task.watched.removeprefix(f"{watched}_")
-    held_out = task.examples(watched)
-    advance = watch("pruning", held_out.targets * len(FRACTIONS))
-
-    def error(pruned: Bayesian) -> float:
-        scored, _ = evaluate_labelled(pruned, held_out, task.output, advance=advance)
-        return scored.scores[score]
-
     return {
         "digest": task.digest,
         "unit": task.unit,
@@ -180,8 +170,7 @@ def read_labelled(subject: Subject) -> dict[str, Any]:
         "reliability": diagram,
         "risk": risk,
         "coverage": held,
-        "pruning": pruning_curve(model, error, FRACTIONS, mixed(model)),
-        "pruning_score": in_words(task.watched),
+        **_pruned(model, watched_figure(task), watch),
         "watched": task.watched,
         "notes": notes,
     }
@@ -239,8 +228,6 @@ def read_speech(subject: Subject) -> dict[str, Any]:
         generator = torch.Generator(choices.device).manual_seed(choices.seed)
         found = evaluate_speech(model, heard, prefix_search, count, generator, advance)
         by_draws.append(asdict(found))
-    figure = watched_figure(task, decode=greedy)
-    advance = watch("pruning", len(FRACTIONS))
     return {
         "digest": task.digest,
         "unit": task.unit,
@@ -249,10 +236,7 @@ def read_speech(subject: Subject) -> dict[str, Any]:
         "by_draws": by_draws,
         "reliability": None,
         "risk": None,
-        "pruning": pruning_curve(
-            model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
-        ),
-        "pruning_score": in_words(figure.name),
+        **_pruned(model, watched_figure(task, decode=greedy), watch),
         "watched": task.watched,
         "notes": [
             "It is trained on speech: there is no text to shade, and none to reverse. An "
@@ -276,8 +260,6 @@ def read_series_run(subject: Subject) -> dict[str, Any]:
         reading = read_series(model, rows, count, generator, advance)
         by_draws.append(asdict(evaluate_series(reading, count)))
     values = by_draws[-1]["values"]
-    figure = watched_figure(task)
-    advance = watch("pruning", len(FRACTIONS))
     return {
         "digest": task.digest,
         "unit": task.unit,
@@ -291,16 +273,22 @@ def read_series_run(subject: Subject) -> dict[str, Any]:
         "risk": None,
         "coverage": coverage(reading.mixture.cdf(reading.targets)),
         "ahead": look_ahead(model, task, choices, max(counts), watch),
-        "pruning": pruning_curve(
-            model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
-        ),
-        "pruning_score": in_words(figure.name),
+        **_pruned(model, watched_figure(task), watch),
         "watched": task.watched,
         "notes": [
             "It is trained on a series: there is no text to shade, and none to reverse.",
             UNRANKED,
         ],
     }
+
+
+def _pruned(model: Bayesian, figure: Figure, watch: Watch) -> dict[str, Any]:
+    """The pruning curve of what a run is judged by."""
+    advance = watch("pruning", len(FRACTIONS))
+    curve = pruning_curve(
+        model, figure.of, FRACTIONS, mixed(model), advance=lambda point: advance(1)
+    )
+    return {"pruning": curve, "pruning_score": in_words(figure.name)}
 
 
 def _first(ids: NDArray[np.int32], tokens: int) -> NDArray[np.int32]:

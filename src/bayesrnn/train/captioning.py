@@ -22,7 +22,7 @@ from bayesrnn.data.vocabulary import END
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.captions import caption_losses, evaluate_captions
 from bayesrnn.models import CaptionerSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.recipe import Recipe
 
 EVALUATION_CAPTIONS = 250
@@ -44,6 +44,8 @@ class CaptionTask:
         train = recipe.train
         require((not train.drop_last, "train.drop_last", "is not for captions: none is left out"))
         self.data: Captions = load_captions(recipe.data, vocabulary)
+        self.digest, self.vocabulary = self.data.digest, self.data.vocabulary
+        self.labels = len(self.vocabulary)
         self.device = device
         self.vectors = self.data.vectors.to(device)
         numbers = self.vectors.shape[1]
@@ -58,18 +60,6 @@ class CaptionTask:
         self._split = next(s for s in ("valid", "test", "train") if s in self.data.splits)
         self._valid = self.captions(self._split)
         self.watched = f"{self._split}_perplexity"
-
-    @property
-    def digest(self) -> str:
-        return self.data.digest
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.data.vocabulary
-
-    @property
-    def labels(self) -> int:
-        return len(self.vocabulary)
 
     def pictures(self, split: str) -> Pictures:
         if split not in self.data.splits:

@@ -22,7 +22,7 @@ from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
-from bayesrnn.models.language import State, as_state, as_tensors
+from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Data, Recipe, from_table, to_table
 from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
@@ -34,8 +34,9 @@ from bayesrnn.train.checkpoint import (
     unpack_optimizer,
     write_checkpoint,
 )
+from bayesrnn.train.metrics import MetricsLog, read_metrics
 from bayesrnn.train.progress import Reporter
-from bayesrnn.train.run import MetricsLog, Run, read_metrics
+from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate, warmth
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.stopping import Progress

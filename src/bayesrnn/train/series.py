@@ -12,7 +12,7 @@ from bayesrnn.errors import require
 from bayesrnn.evaluate.baselines import best_season
 from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, read_series
 from bayesrnn.models import SeriesSettings
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.layers import State, detach
 from bayesrnn.recipe import Recipe
 from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.streams import training_streams
@@ -33,6 +33,7 @@ class SeriesTask:
         assert isinstance(recipe.data, SeriesData)
         self.device = device
         self.series = load_series(recipe.data)
+        self.digest = self.series.digest
         every = [time for rows in self.series.splits.values() for time in rows.times]
         self.notes: tuple[str, ...] = tuple(filter(None, [uneven(every)]))
         train = recipe.train
@@ -56,10 +57,6 @@ class SeriesTask:
                     f"lower it or {key}, or give more rows",
                 )
             )
-
-    @property
-    def digest(self) -> str:
-        return self.series.digest
 
     def stream(self, split: str, streams: int = 1, key: str = "--streams") -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""

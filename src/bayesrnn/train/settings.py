@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from bayesrnn.errors import require
+from bayesrnn.errors import Check, require
 from bayesrnn.train.natural import NaturalGradient
 
 Option = bool | int | float | tuple[float, ...]
@@ -47,18 +47,20 @@ class TrainSettings:
 
     A step reads `unroll` tokens (or rows of a series) of each of `streams` streams, with the state
     carried on; of images and reviews it reads `streams`, in an order of its own in every epoch.
-    `lr` stays for
-    `decay_after` epochs and is then multiplied by `decay` every epoch. Over the first `warm_up`
-    epochs the KL's weight rises from 0 to what it should be. `clip` bounds the norm of
-    all gradients together (0: off). `draws` weight draws a step are averaged. `optimizer` is a
-    class of torch.optim or "NaturalGradient", `options` its further arguments. `max_steps` 0 means
-    no limit. After
-    `average_after` epochs (0: never) all that is learnt is averaged over the steps, and the average
-    is what is validated and saved as the model. Posteriors that look at the data (sharpening) do so
-    after `look_after` epochs only.
+    `max_steps` 0 means no limit. `draws` weight draws a step are averaged. `clip` bounds the norm
+    of all gradients together (0: off).
+
+    `optimizer` is a class of torch.optim or "NaturalGradient", `options` its further arguments.
+    `lr` stays for `decay_after` epochs and is then multiplied by `decay` every epoch. Over the
+    first `warm_up` epochs the KL's weight rises from 0 to what it should be. After `average_after`
+    epochs (0: never) all that is learnt is averaged over the steps, and the average is what is
+    validated and saved as the model. Posteriors that look at the data (sharpening) do so after
+    `look_after` epochs only.
+
     `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
     it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
     step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
+
     After each epoch a validation text is read as `valid_streams` streams (1: exact, contiguous).
     `keep` says which epoch's model a run ends with, the "last" or the "best" by what is watched.
     With `patience` training ends after so many epochs without progress (0: never). Neither looks at
@@ -90,15 +92,15 @@ class TrainSettings:
     checkpoint_minutes: float = 5.0
 
     def __post_init__(self) -> None:
-        def at_least(key: str, smallest: int) -> tuple[bool, str, str]:
+        def at_least(key: str, smallest: int) -> Check:
             value = getattr(self, key)
             return value >= smallest, key, f"must be at least {smallest}, got {value}"
 
-        def positive(key: str) -> tuple[bool, str, str]:
+        def positive(key: str) -> Check:
             value = getattr(self, key)
             return 0 < value < math.inf, key, f"must be a finite number above 0, got {value}"
 
-        def one_of(key: str, *words: str) -> tuple[bool, str, str]:
+        def one_of(key: str, *words: str) -> Check:
             value = getattr(self, key)
             return value in words, key, f"must be one of {', '.join(words)}, got {value!r}"
 

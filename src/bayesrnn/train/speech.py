@@ -17,7 +17,7 @@ from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.ctc import ctc_nll
 from bayesrnn.evaluate.speech import evaluate_speech
 from bayesrnn.models import SpeechSettings
-from bayesrnn.models.language import State
+from bayesrnn.models.layers import State
 from bayesrnn.recipe import Recipe
 
 EVALUATION_UTTERANCES = 32
@@ -50,6 +50,8 @@ class SpeechTask:
                 f"the labels of {recipe.data.path} are not those that the run began with; put its "
                 "data back, or start over with --fresh"
             )
+        self.digest, self.vocabulary = self.speech.digest, self.speech.vocabulary
+        self.labels = len(self.vocabulary) - 1  # the blank is never a target
         for utterances in self.speech.splits.values():
             for one in utterances:
                 _check_length(one, recipe.model.frames_a_step)
@@ -65,19 +67,6 @@ class SpeechTask:
         self.progress: tuple[str, ...] = (
             ("valid_nll", "valid_per") if "valid" in self._scored else ("total_bits", "train_nll")
         )
-
-    @property
-    def digest(self) -> str:
-        return self.speech.digest
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.speech.vocabulary
-
-    @property
-    def labels(self) -> int:
-        """The blank is never a target."""
-        return len(self.vocabulary) - 1
 
     def utterances(self, split: str) -> UtteranceLoader:
         """A split for evaluation."""

@@ -21,7 +21,7 @@ from bayesrnn.bayes.processes import in_process_group
 from bayesrnn.data.batching import Batch
 from bayesrnn.engine import Replay, compiled, second_stream
 from bayesrnn.errors import UserError
-from bayesrnn.models.language import State, as_state, as_tensors
+from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy, Known
 from bayesrnn.train.natural import NaturalGradient
 from bayesrnn.train.settings import TrainSettings, optimizer_class

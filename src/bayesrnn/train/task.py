@@ -33,7 +33,7 @@ from bayesrnn.evaluate.labelled import evaluate_labelled
 from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
 from bayesrnn.models import MlpSettings
-from bayesrnn.models.language import State, detach
+from bayesrnn.models.layers import State, detach
 from bayesrnn.recipe import Data, Recipe
 from bayesrnn.train.captioning import CaptionTask
 from bayesrnn.train.series import SeriesTask
@@ -108,22 +108,12 @@ class LanguageTask:
         assert isinstance(recipe.data, TextData)
         self.unit = recipe.data.unit
         self.corpus: Corpus = load_text(recipe.data, vocabulary)
+        self.digest, self.vocabulary = self.corpus.digest, self.corpus.vocabulary
+        self.labels = len(self.vocabulary)
         self.device = device
         train = recipe.train
         self.batches = training_streams(self.corpus.ids["train"], train, device)
         self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
-
-    @property
-    def digest(self) -> str:
-        return self.corpus.digest
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.corpus.vocabulary
-
-    @property
-    def labels(self) -> int:
-        return len(self.vocabulary)
 
     def stream(
         self, split: str, streams: int = 1, unroll: int | None = None, key: str = "--streams"
@@ -161,6 +151,7 @@ class LabelledTask:
         self.device = device
         self.unit = recipe.data.kind
         self.data, self.output = _load_labelled(recipe, vocabulary)
+        self.digest, self.vocabulary = self.data.digest, self.data.vocabulary
         train = recipe.train
         self.batches = ExampleLoader(
             self.data.splits["train"], train.streams, train.drop_last, train.seed, device
@@ -171,19 +162,8 @@ class LabelledTask:
         error = "error_percent" if isinstance(self.output, Categorical) else "rmse"
         self.watched = f"{self._split}_{error}"
         shape = recipe.model.classes if isinstance(recipe.model, MlpSettings) else 0
-        self._classes = recipe.data.classes if isinstance(recipe.data, ReviewData) else shape
-
-    @property
-    def digest(self) -> str:
-        return self.data.digest
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        return self.data.vocabulary
-
-    @property
-    def labels(self) -> int | None:
-        return self._classes or None
+        classes = recipe.data.classes if isinstance(recipe.data, ReviewData) else shape
+        self.labels = classes or None
 
     def examples(self, split: str) -> ExampleLoader:
         """A split for evaluation, in its own order."""
