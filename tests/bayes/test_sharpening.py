@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesrnn as br
 from bayesrnn.bayes.gradients import draw_of
+from bayesrnn.bayes.looking import differentiable
 from bayesrnn.data import StreamLoader
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.evaluate import dynamic_evaluate
@@ -782,3 +783,14 @@ def test_a_prior_that_learns_does_not_go_with_the_second_order() -> None:
     posterior = br.Sharpened(0.1, order="second")
     with pytest.raises(Invalid, match='order = "first"'):
         br.bayesianize(nn.Linear(2, 2), posterior, br.Normal(0.0, "learn"))
+
+
+def test_gradients_of_a_recurrent_layer_in_eval_mode_are_without_its_dropout() -> None:
+    """It is put into train mode for them, which cuDNN wants, and comes back as it was."""
+    torch.manual_seed(1)
+    layer, x = nn.LSTM(3, 4, num_layers=2, dropout=0.9).eval(), torch.randn(5, 2, 3)
+    wanted = layer(x)[0]
+    with differentiable(layer):
+        assert layer.training
+        assert torch.equal(layer(x)[0], wanted)
+    assert (layer.training, layer.dropout) == (False, 0.9)
