@@ -19,6 +19,7 @@ from bayesrnn import (
     ReviewData,
     ReviewSettings,
     ScaleMixture,
+    Sharpened,
     TextData,
     Uniform,
 )
@@ -208,6 +209,52 @@ def test_an_override_sets_one_key(override: str, found: Any, tmp_path: Path) -> 
 def test_later_overrides_win(tmp_path: Path) -> None:
     path = write(tmp_path, 'data.path = "text"')
     assert read_recipe(path, ["train.lr=1", "train.lr=2"]).train.lr == 2.0
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "posterior", "prior"),
+    [
+        (
+            'posterior = {kind = "gaussian", scale = 0.1}\nprior = {kind = "normal", scale = 2.0}',
+            ["posterior.kind=delta", "prior.kind=uniform"],
+            Delta(),
+            Uniform(),
+        ),
+        (
+            'posterior = {kind = "gaussian", scale = 0.1}\n'
+            'prior = {kind = "normal", loc = 1.0, scale = 2.0}',
+            ["posterior.kind=sharpened", "prior.kind=laplace", "prior.loc=3"],
+            Sharpened(scale=0.1),  # what both kinds have stays
+            Laplace(3.0, 2.0),
+        ),
+        (
+            'posterior."rnn.*" = {kind = "gaussian", scale = 0.1}\n'
+            'posterior."*" = {kind = "delta"}\n'
+            'prior."*" = {kind = "normal", scale = 2.0}',
+            ['posterior."rnn.*".kind=delta', "prior.kind=uniform"],
+            {"rnn.*": Delta(), "*": Delta()},
+            Uniform(),
+        ),
+    ],
+)
+def test_another_kind_takes_out_what_it_does_not_have(
+    file: str, overrides: list[str], posterior: Any, prior: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'data.path = "x"\n{file}')
+    recipe = read_recipe(path, overrides)
+    assert (recipe.posterior, recipe.prior) == (posterior, prior)
+
+
+@pytest.mark.parametrize("overrides", [["posterior.kind=delta", "posterior.scale=2"], []])
+def test_what_a_kind_does_not_have_is_refused_where_it_was_meant(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    kind = "gaussian" if overrides else "delta"
+    path.write_text(f'data.path = "x"\nposterior = {{kind = "{kind}", scale = 0.1}}')
+    with pytest.raises(Invalid, match=r"posterior\.scale is not a setting"):
+        read_recipe(path, overrides)
 
 
 @pytest.mark.parametrize("override", ["train.lr", "=3", " =3", "train lr=3", "a..b=3", ""])

@@ -117,7 +117,10 @@ class Recipe:
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a TOML file, with `table.key=value` overrides applied."""
+    """The recipe in a TOML file, with `table.key=value` overrides applied.
+
+    Another `kind` of posterior or prior takes out what the file sets and that kind does not have.
+    """
     path = expanded(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -137,8 +140,12 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             f"{path} is not valid TOML: {error}; a recipe is a .toml file, data are given to it as "
             "data.path=..."
         ) from error
+    changes: dict[str, Any] = {}
     for override in overrides:
-        _merge(table, _parse_override(override))
+        _merge(changes, _parse_override(override))
+    for key, kinds in (("posterior", POSTERIORS), ("prior", PRIORS)):
+        _take_out(table.get(key), changes.get(key), kinds)
+    _merge(table, changes)
     return from_table(table)
 
 
@@ -462,6 +469,22 @@ def _parse_override(text: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             continue
     raise Invalid([(repr(text), "is no setting; write it as table.key=value")])
+
+
+def _take_out(table: Any, changes: Any, kinds: Mapping[str, type]) -> None:
+    """Take out of a table what the other kind that `changes` ask for does not have; of one for each
+    name pattern, out of each."""
+    if not isinstance(table, dict) or not isinstance(changes, Mapping):
+        return
+    if "kind" not in changes:
+        for pattern, inner in changes.items():
+            _take_out(table.get(pattern), inner, kinds)
+        return
+    kind = changes["kind"]
+    if isinstance(kind, str) and kind in kinds and kind != table.get("kind"):
+        known = {f.name for f in dataclasses.fields(kinds[kind])}
+        for name in table.keys() - known:
+            del table[name]
 
 
 def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
