@@ -10,7 +10,7 @@ import pytest
 
 from bayesrnn.recipe import Recipe, to_toml
 from bayesrnn.train import loop
-from labelled_runs import image_recipe, review_recipe, write_images
+from labelled_runs import image_recipe, review_recipe, write_images, write_reviews
 from small_runs import Cli, write_recipe
 
 
@@ -111,6 +111,22 @@ def test_evaluate_writes_how_sure_it_is_of_each_example(
         assert figures["error_percent"] == pytest.approx(100 * wrong / len(lines))
 
 
+def test_all_reviews_of_a_folder_are_read(
+    cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    newer = tmp_path / "newer"
+    write_reviews(newer)
+    run, file = finished("ratings"), tmp_path / "all.csv"
+    given = (run, "--data", newer, "--split", "all", "--json")
+    code, out, err = cli("evaluate", *given, "--predictions", file)
+    assert (code, err, json.loads(out)["examples"]) == (0, "", 100)
+    with file.open() as lines:
+        assert len({line["example"] for line in csv.DictReader(lines)}) == 100
+    assert json.loads(cli("uncertainty", *given, "--samples", 0).out)["examples"] == 100
+    told = cli("evaluate", run, "--data", newer).err
+    assert told == f"note: this is the 'test' part of {newer}; --split all reads all of it\n"
+
+
 def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_path: Path) -> None:
     code, _, err = cli("evaluate", finished("images"), "--streams", 2)
     assert code == 2
@@ -119,9 +135,10 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
         code, _, err = cli("evaluate", finished("ratings"), *flag)
         assert code == 2
         assert f"{flag[0]} is not for a run on reviews" in err
-    code, _, err = cli("evaluate", finished("ratings"), "--split", "all")
-    assert code == 2
-    assert "--split all is not for a run on reviews" in err
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("images"), "--split", "all")
+        assert code == 2
+        assert "--split all is not for a run on images" in err
     code, _, err = cli("evaluate", finished("ratings"), "--split", "valid")
     assert (code, err.count("\n")) == (1, 1)
     assert "there is no 'valid' set, only train, test" in err

@@ -104,6 +104,11 @@ class Series:
     splits: Mapping[str, Rows]
     digest: str
 
+    def part(self, split: str) -> NDArray[np.float32]:
+        """The values of a split, or of "all" of them in the order of time."""
+        parts = self.splits.values() if split == "all" else [self.splits[split]]
+        return np.concatenate([rows.values for rows in parts])
+
 
 def load_series(settings: SeriesData) -> Series:
     """The rows of the file, by split.

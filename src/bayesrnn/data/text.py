@@ -100,6 +100,10 @@ class Corpus:
     unknown: Mapping[str, int]
     digest: str
 
+    def part(self, split: str) -> NDArray[np.int32]:
+        """The ids of a split, or of "all" of them in the order of the text."""
+        return np.concatenate(list(self.ids.values())) if split == "all" else self.ids[split]
+
 
 def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = None) -> Corpus:
     """Encode the text of `settings`, or take it from the cache if it was encoded before.
