@@ -127,6 +127,26 @@ def test_all_reviews_of_a_folder_are_read(
     assert told == f"note: this is the 'test' part of {newer}; --split all reads all of it\n"
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_reviews_of_any_number_of_classes(classes: int, cli: Cli, tmp_path: Path) -> None:
+    labels = [n % classes for n in range(60)]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "subj.me").write_text("".join(f"word{label} or so\n" for label in labels))
+    (mine / f"label.{classes}class.me").write_text("".join(f"{y}\n" for y in labels))
+    data = {"path": str(mine), "classes": classes}
+    point: dict[str, Any] = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    recipe = review_recipe(tmp_path, data=data, train={"epochs": 20}, **point)
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    run, file = tmp_path / "run", tmp_path / "found.csv"
+    assert cli("train", tmp_path / "recipe.toml", "--out", run, "--quiet").code == 0
+    found = json.loads(cli("evaluate", run, "--predictions", file, "--json").out)
+    assert found["error_percent"] == 0
+    with file.open() as lines:
+        [first, *_] = csv.DictReader(lines)
+    assert [key for key in first if key[1:].isdigit()] == [f"p{y}" for y in range(classes)]
+
+
 def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_path: Path) -> None:
     code, _, err = cli("evaluate", finished("images"), "--streams", 2)
     assert code == 2

@@ -309,7 +309,7 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
             "dropout.kind",
             'must be "variational" with the second order of sharpening',
         ),
-        ({"data": REVIEWS | {"classes": 5}}, "data.classes", "must be 0, 3 or 4, got 5"),
+        ({"data": REVIEWS | {"classes": 1}}, "data.classes", "at least 2, got 1"),
         ({"prior": {"kind": "horseshoe"}}, "prior.kind", "is 'horseshoe'; allowed: uniform"),
         ({"prior": {"pi": 0.5}}, "prior.kind", "is missing; allowed: uniform, normal"),
         ({"prior": {"kind": "scale_mixture", "pi": 1.5}}, "prior.pi", "between 0 and 1, got 1.5"),
