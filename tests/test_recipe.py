@@ -235,6 +235,12 @@ def test_later_overrides_win(tmp_path: Path) -> None:
             {"rnn.*": Delta(), "*": Delta()},
             Uniform(),
         ),
+        (
+            'posterior = {kind = "gaussian", scale = 3}\nprior."*" = {kind = "normal", scale = 2}',
+            ['posterior={"rnn.*"={kind="delta"}, "*"={kind="gaussian"}}', 'prior={kind="uniform"}'],
+            {"rnn.*": Delta(), "*": Gaussian()},
+            Uniform(),
+        ),
     ],
 )
 def test_another_kind_takes_out_what_it_does_not_have(
@@ -244,6 +250,14 @@ def test_another_kind_takes_out_what_it_does_not_have(
     path.write_text(f'data.path = "x"\n{file}')
     recipe = read_recipe(path, overrides)
     assert (recipe.posterior, recipe.prior) == (posterior, prior)
+
+
+def test_a_table_that_is_given_whole_takes_the_place_of_the_one_there(tmp_path: Path) -> None:
+    path = write(tmp_path, 'data.path = "x"\ntrain.options = {momentum = 0.9, nesterov = true}')
+    assert read_recipe(path, ["train.optimizer=Adam", "train.options={}"]).train.options == {}
+    found = read_recipe(path, ["train.options={}", "train.options.momentum=0.5"]).train.options
+    assert found == {"momentum": 0.5}
+    assert len(read_recipe(path, ["train.options.momentum=0.5"]).train.options) == 2
 
 
 @pytest.mark.parametrize("overrides", [["posterior.kind=delta", "posterior.scale=2"], []])
