@@ -287,7 +287,9 @@ def uneven(times: Sequence[str]) -> str | None:
     before, first = times[odd[0] - 1 : odd[0] + 1]
     return (
         f"rows are taken to be at even steps, mostly {usual} here, but {len(odd):,} of "
-        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is missing"
+        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is "
+        "missing, and take out what is there twice (an hour by which a clock was put forward or "
+        "back is neither: give times in UTC)"
     )
 
 

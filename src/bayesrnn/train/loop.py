@@ -377,7 +377,8 @@ class Trainer:
         raise UserError(
             f"step {self.seen + figures.steps}: {what} is not finite (loss {error:.4g}, kl "
             f"{kl:.4g}, gradient norm {norm:.4g}). The learning rate is probably too high, or a "
-            f"scale too small: try train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a "
+            f"scale too small: try train.lr={self.settings.lr / 2:g}, "
+            f"{'a smaller train.clip' if self.settings.clip else 'train.clip=5'}, or a "
             f"larger prior scale. The step was not taken; what was saved in {self.run.path} is as "
             "it was"
         )
