@@ -97,6 +97,6 @@ def test_what_does_not_go_on_is_refused_before_anything_is_written(
 
 def test_a_run_goes_on_from_another_one_alone(begun: Path) -> None:
     before = folder_contents(begun)
-    with pytest.raises(UserError, match="the data are not those that the run in"):
+    with pytest.raises(UserError, match=rf"the data are not those .* --start {begun}, to go on"):
         br.train(going_on(begun, other_text(begun.parent)), begun, quiet=True, start=begun)
     assert folder_contents(begun) == before
