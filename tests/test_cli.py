@@ -156,8 +156,12 @@ def test_evaluate_reads_all_of_a_text_as_one(cli: Cli, finished: Path, tmp_path:
     nll = torch.nn.functional.cross_entropy(logits[:, 0], ids[1:]).item()
     assert found["tokens"] == len(ids) - 1
     assert found["nll"] == pytest.approx(nll, rel=1e-5)
-    said = cli("evaluate", finished, "--data", other, "--json").err
-    assert f"'test' part of {other}; --split all" in said
+    for command in ("evaluate", "uncertainty"):
+        said = cli(command, finished, "--data", other, "--json").err
+        assert f"'test' part of {other}; --split all" in said
+    other.write_text("w1 w2 w3\nw4 w2\nw5 w1\n")  # too short to learn from
+    found = json.loads(cli("evaluate", finished, "--data", other, "--split", "all", "--json").out)
+    assert found["tokens"] == 9
 
 
 def test_a_tilde_is_the_home_folder(
@@ -345,7 +349,7 @@ def test_data_that_have_changed_since_the_training_are_told_by_every_command(
         assert told.code == 0
         [line] = told.err.splitlines()
         assert line.startswith(f"note: {text} is not what {run} was trained with")
-        meant = ["--split", "all"] if words[0] == "evaluate" else []
+        meant = ["--split", "all"] if words[0] in ("evaluate", "uncertainty") else []
         assert cli(*words, *meant, "--data", text).err == ""
     again = ["prune", run, "--fraction", 0.5, "--retrain", 1, "--quiet", "--out"]
     told = cli(*again, tmp_path / "small")

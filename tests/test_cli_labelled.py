@@ -10,7 +10,7 @@ import pytest
 
 from bayesrnn.recipe import Recipe, to_toml
 from bayesrnn.train import loop
-from labelled_runs import image_recipe, review_recipe, write_images
+from labelled_runs import image_recipe, review_recipe, write_images, write_reviews
 from small_runs import Cli, write_recipe
 
 
@@ -111,6 +111,42 @@ def test_evaluate_writes_how_sure_it_is_of_each_example(
         assert figures["error_percent"] == pytest.approx(100 * wrong / len(lines))
 
 
+def test_all_reviews_of_a_folder_are_read(
+    cli: Cli, finished: Callable[[str], Path], tmp_path: Path
+) -> None:
+    newer = tmp_path / "newer"
+    write_reviews(newer)
+    run, file = finished("ratings"), tmp_path / "all.csv"
+    given = (run, "--data", newer, "--split", "all", "--json")
+    code, out, err = cli("evaluate", *given, "--predictions", file)
+    assert (code, err, json.loads(out)["examples"]) == (0, "", 100)
+    with file.open() as lines:
+        assert len({line["example"] for line in csv.DictReader(lines)}) == 100
+    assert json.loads(cli("uncertainty", *given, "--samples", 0).out)["examples"] == 100
+    told = cli("evaluate", run, "--data", newer).err
+    assert told == f"note: this is the 'test' part of {newer}; --split all reads all of it\n"
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_reviews_of_any_number_of_classes(classes: int, cli: Cli, tmp_path: Path) -> None:
+    labels = [n % classes for n in range(60)]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "subj.me").write_text("".join(f"word{label} or so\n" for label in labels))
+    (mine / f"label.{classes}class.me").write_text("".join(f"{y}\n" for y in labels))
+    data = {"path": str(mine), "classes": classes}
+    point: dict[str, Any] = {"posterior": {"kind": "delta"}, "prior": {"kind": "uniform"}}
+    recipe = review_recipe(tmp_path, data=data, train={"epochs": 20}, **point)
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    run, file = tmp_path / "run", tmp_path / "found.csv"
+    assert cli("train", tmp_path / "recipe.toml", "--out", run, "--quiet").code == 0
+    found = json.loads(cli("evaluate", run, "--predictions", file, "--json").out)
+    assert found["error_percent"] == 0
+    with file.open() as lines:
+        [first, *_] = csv.DictReader(lines)
+    assert [key for key in first if key[1:].isdigit()] == [f"p{y}" for y in range(classes)]
+
+
 def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_path: Path) -> None:
     code, _, err = cli("evaluate", finished("images"), "--streams", 2)
     assert code == 2
@@ -119,9 +155,10 @@ def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_
         code, _, err = cli("evaluate", finished("ratings"), *flag)
         assert code == 2
         assert f"{flag[0]} is not for a run on reviews" in err
-    code, _, err = cli("evaluate", finished("ratings"), "--split", "all")
-    assert code == 2
-    assert "--split all is not for a run on reviews" in err
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("images"), "--split", "all")
+        assert code == 2
+        assert "--split all is not for a run on images" in err
     code, _, err = cli("evaluate", finished("ratings"), "--split", "valid")
     assert (code, err.count("\n")) == (1, 1)
     assert "there is no 'valid' set, only train, test" in err

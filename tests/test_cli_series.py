@@ -3,11 +3,14 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import bayesrnn as br
+from bayesrnn.data import load_rows
 from bayesrnn.recipe import to_toml
 from series_runs import series_recipe, write_series
 from small_runs import Cli
@@ -104,6 +107,34 @@ def test_a_run_with_a_season_is_used_like_any_other(run: Path, tmp_path: Path, c
     assert odd.code == 2
     assert odd.err.startswith("error: model.season must be ")
     assert len(odd.err.splitlines()) == 1
+
+
+def test_all_of_a_newer_file_is_read_however_short_it_is(tmp_path: Path, cli: Cli) -> None:
+    """One too short to learn from, too: the next rows of all its rows but the first."""
+    recipe = series_recipe(tmp_path, model={"season": 16}, train={"epochs": 3})
+    run = tmp_path / "run"
+    br.train(recipe, run, quiet=True)
+    newer = write_series(tmp_path, rows=40, name="newer.csv")
+    given = (run, "--data", newer, "--split", "all", "--json")
+    code, out, err = cli("evaluate", *given, "--horizon", 3)
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    settings = br.read_recipe(run / "recipe.toml").data
+    assert isinstance(settings, br.SeriesData)
+    rows = torch.from_numpy(load_rows(replace(settings, path=str(newer))).values)
+    with torch.no_grad():
+        raw, _ = br.load(run)(rows[:-1, None])
+    mean, scale = raw[:, 0, :, 0], torch.nn.functional.softplus(raw[:, 0, :, 1])
+    nll = -torch.distributions.Normal(mean, scale).log_prob(rows[1:]).mean().item()
+    assert found["values"] == 2 * 39
+    assert found["nll"] == pytest.approx(nll, rel=1e-5)
+    assert (found["ahead"]["past"], found["ahead"]["origins"]) == (20, 40 - 3 - 20 + 1)
+    [by_draws] = json.loads(cli("uncertainty", *given, "--samples", 0).out)["by_draws"]
+    assert by_draws["nll"] == pytest.approx(nll, rel=1e-5)
+    for command in ("evaluate", "uncertainty"):
+        told = cli(command, run, "--data", newer)
+        note = f"note: this is the 'test' part of {newer}; --split all reads all of it\n"
+        assert (told.code, told.err) == (0, note)
 
 
 def test_missing_rows_are_told_of(tmp_path: Path, cli: Cli) -> None:

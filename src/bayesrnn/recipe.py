@@ -65,6 +65,7 @@ Problems = list[tuple[str, str]]
 
 POSTERIORS: dict[str, type[Posterior]] = {cls.kind: cls for cls in (Delta, Gaussian, Sharpened)}
 PRIORS: dict[str, type[Prior]] = {cls.kind: cls for cls in (Uniform, Normal, Laplace, ScaleMixture)}
+KINDS: Mapping[str, Mapping[str, type]] = {"posterior": POSTERIORS, "prior": PRIORS}
 
 Data = TextData | ImageData | ReviewData | CaptionData | SpeechData | SeriesData
 Model = (
@@ -118,7 +119,10 @@ class Recipe:
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a TOML file, with `table.key=value` overrides applied."""
+    """The recipe in a TOML file, with `table.key=value` overrides applied.
+
+    Another `kind` of posterior or prior takes out what the file sets and that kind does not have.
+    """
     path = expanded(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -138,8 +142,11 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
             f"{path} is not valid TOML: {error}; a recipe is a .toml file, data are given to it as "
             "data.path=..."
         ) from error
-    for override in overrides:
-        _merge(table, _parse_override(override))
+    changes = [_parse_override(override) for override in overrides]
+    for keys, value in changes:
+        _take_out(table, keys, value)
+    for keys, value in changes:
+        _set(table, keys, value)
     return from_table(table)
 
 
@@ -450,27 +457,52 @@ def _check_repeatable(recipe: Recipe) -> None:
     require((fits, "dropout.kind", said))
 
 
-def _parse_override(text: str) -> dict[str, Any]:
-    """`train.lr=0.5` as a table; a bare word on the right is a string.
+def _parse_override(text: str) -> tuple[list[str], Any]:
+    """The keys of `train.lr=0.5` and its value; a bare word on the right is a string.
 
     >>> _parse_override("data.path=my/text")
-    {'data': {'path': 'my/text'}}
+    (['data', 'path'], 'my/text')
     """
     key, equals, value = text.partition("=")
     for right in (value, _quote(value)) if equals else ():
         try:
-            return tomllib.loads(f"{key} = {right}")
+            found: Any = tomllib.loads(f"{key} = {right}")
+            place: Any = tomllib.loads(f"{key} = 0")
         except (ValueError, RecursionError):
             continue
+        keys = []
+        while isinstance(place, dict):
+            [(name, place)] = place.items()
+            keys.append(name)
+            found = found[name]
+        return keys, found
     raise Invalid([(repr(text), "is no setting; write it as table.key=value")])
 
 
-def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(table.get(key), dict):
-            _merge(table[key], value)
-        else:
-            table[key] = value
+def _take_out(table: dict[str, Any], keys: Sequence[str], kind: Any) -> None:
+    """Where this sets another kind of posterior or prior: take out of its table what that kind does
+    not have."""
+    kinds = KINDS.get(keys[0], {})
+    *place, last = keys
+    inner: Any = table
+    for key in place:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if last != "kind" or not isinstance(inner, dict) or inner.get("kind") == kind:
+        return
+    if isinstance(kind, str) and kind in kinds:
+        known = {f.name for f in dataclasses.fields(kinds[kind])}
+        for name in inner.keys() - known:
+            del inner[name]
+
+
+def _set(table: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """A value at this place, whatever was there; a table that is given is all of it."""
+    *place, last = keys
+    for key in place:
+        if not isinstance(table.get(key), dict):
+            table[key] = {}
+        table = table[key]
+    table[last] = value
 
 
 # --- writing ---------------------------------------------------------------------------------

@@ -203,6 +203,9 @@ def test_rows_that_are_missing_or_there_twice_are_counted_by_their_dates() -> No
         "mostly 1:00:00 here, but 2 of 24 are not: the first is '2024-01-01 06:00', after" in said
     )
     assert "after '2024-01-01 04:00'" in said
+    put_back = uneven([*hours[:3], *hours[2:]])  # 02:00 comes twice: nothing is missing
+    assert put_back is not None
+    assert "back is neither: give times in UTC" in put_back
 
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def write_splits(folder: Path, train: str, valid: str, test: str) -> Path:
     return folder
 
 
+LETTERS = "\\w[\\w\u0301\u093f\u200d]*"
+"""Of a word, with the marks that TEXTS have."""
+
+
 def plain_tokens(contents: str, kind: Tokens, lowercase: bool) -> list[str]:
     """The definition, for a text in one piece."""
     if kind == "characters":
@@ -42,7 +46,7 @@ def plain_tokens(contents: str, kind: Tokens, lowercase: bool) -> list[str]:
     found = []
     for line in contents.split("\n"):
         if line.strip():
-            pattern = r"\S+" if kind == "whitespace" else r"\w+(?:'\w+)?|[^\w\s]"
+            pattern = r"\S+" if kind == "whitespace" else rf"{LETTERS}(?:['’]{LETTERS})?|[^\w\s]"
             tokens = re.findall(pattern, line)
             found += [t.lower() for t in tokens] if lowercase else tokens
             found.append("<eos>")
@@ -81,8 +85,28 @@ def test_tokens_by_hand() -> None:
     assert found["words"] == "Don't|STOP|,|ok|?|<eos>|Été_1|'|so|'|<eos>|end|<eos>"
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "don’t",  # as books and phones write it
+        "n\u0303andu\u0301",  # accents of their own, as some files have them
+        "हिन्दी",
+        "தமிழ்",
+        "ไม่ใช่",
+        "שָׁלוֹם",
+        "مَكْتَبَة",
+        "می\u200cخواهم",
+    ],
+)
+def test_a_word_of_any_script_is_one_token(word: str) -> None:
+    settings = TextData("x", tokens="words")
+    for line in (f"a {word}, {word}", f"a {word}\n{word}.".upper()):
+        words = line.replace(".", " .").replace(",", " ,").replace("\n", " <eos> ").split()
+        assert [t for piece in tokenise(line, settings) for t in piece] == [*words, "<eos>"]
+
+
 TEXTS = st.text(
-    st.sampled_from([*"ab'_.,<> \t\n\r\x0b\u00a0\u2028", "é", "Σ", "İ", "漢", "🙂", "\u0301"]),
+    st.sampled_from([*"ab'’_.,<> \t\n\r\x0b\u00a0\u2028éΣİ漢🙂क\u0301\u093f\u200d"]),
     max_size=60,
 )
 

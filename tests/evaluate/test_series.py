@@ -187,6 +187,9 @@ def test_a_forecast_reads_a_whole_season() -> None:
         values = autoregressive(1300)
         assert backtest(model, values, 1, origins=2, samples=0, paths=2).past == rows
         assert backtest(model, values, 1, 2, past=7, samples=0, paths=2).past == 7
+    assert backtest(model, autoregressive(700), 1, 2, samples=0, paths=2).past == 600
+    with pytest.raises(br.UserError, match="600 rows are too few for forecasts of 1 steps"):
+        backtest(model, autoregressive(600), 1)
 
 
 def test_scores_of_paths_are_those_of_brute_force() -> None:

@@ -342,6 +342,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_cause_and_remedy(
     lr = recipe.train.lr
     assert f": {cause} is not finite" in message
     assert f"train.lr={lr / 2:g}" in message
+    assert ("a smaller train.clip" in message) == (recipe.train.clip > 0)
     step = int(message.removeprefix("step ").partition(":")[0])
     folders = checkpoint_folders(tmp_path / "run") if step > 1 else []
     assert [int(path.name) for path in folders] == list(range(max(1, step - 2), step))

@@ -24,8 +24,8 @@ from bayesrnn.commands.options import (
     check_flags,
     load_runs,
     names_of,
-    note,
     note_data,
+    note_part,
     note_unknown,
     only_run,
 )
@@ -52,7 +52,7 @@ def evaluate(
     runs: RunFolders,
     split: Annotated[
         Literal["train", "valid", "test", "all"],
-        typer.Option(help="Which part of the data; of a text also all of it, as one."),
+        typer.Option(help="Which part of the data; of texts, series and reviews also all of them."),
     ] = "test",
     weights: Annotated[
         Weights | None, typer.Option(help="The posterior mean (default), or draws from it.")
@@ -193,9 +193,8 @@ def evaluate(
     task = build_task(recipe, place, vocabulary_of(run, recipe))
     note_data(runs, recipe, task.digest, data)
     if isinstance(task, LanguageTask):
-        note_unknown(recipe.data.path, task.ids(split), task.vocabulary)
-        if data and split != "all" and Path(recipe.data.path).is_file():
-            note(f"this is the '{split}' part of {recipe.data.path}; --split all reads all of it")
+        note_unknown(recipe.data.path, task.corpus.part(split), task.vocabulary)
+    note_part(recipe, data, split)
     generator = torch.Generator(place).manual_seed(seed)
     ahead: Backtest | None = None
     with watching() as watch:
@@ -313,11 +312,12 @@ def _description(
 ) -> dict[str, float | None]:
     """The description length: of the weights; and of the training targets, where they were read by
     draws (the mean's loss is no code length). Weights are sent once, for the training set."""
+    cost = complexity(model, generator)
+    if expected_nll is None or split != "train":
+        return asdict(describe(None, cost, 0, None, model.weight_count))
     targets = task.batches.targets
-    error = None if expected_nll is None or split != "train" else expected_nll * targets
-    return asdict(
-        describe(error, complexity(model, generator), targets, task.labels, model.weight_count)
-    )
+    error = expected_nll * targets
+    return asdict(describe(error, cost, targets, task.labels, model.weight_count))
 
 
 def _speech(
@@ -350,7 +350,7 @@ def _labelled(
     advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
     found, prediction = evaluate_labelled(model, examples, task.output, count, generator, advance)
     if predictions is not None:
-        write_predictions(predictions, task.data.splits[split], prediction, found.mixture)
+        write_predictions(predictions, task.data.part(split), prediction, found.mixture)
     return {
         "examples": found.examples,
         "samples": count,

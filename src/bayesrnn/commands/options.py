@@ -66,6 +66,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--horizon": (SeriesData.kind,),
     "--season": (SeriesData.kind,),
     "--streams": (TextData.kind, SeriesData.kind),
+    "--split all": (TextData.kind, SeriesData.kind, ReviewData.kind),
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
 """Of flags that are for some kinds of data: which; those not here are for text."""
@@ -174,6 +175,15 @@ def note_data(runs: Sequence[Path], recipe: Recipe, digest: str, data: str) -> N
             changed += f"with: that was {own}, with other data"
         if changed:
             note(changed)
+
+
+def note_part(recipe: Recipe, data: str, split: str) -> None:
+    """Say where only a part is read of `data` that were given: all of them may be new to a run."""
+    settings = recipe.data
+    whole = isinstance(settings, (SeriesData, ReviewData))
+    whole = whole or (isinstance(settings, TextData) and Path(settings.path).is_file())
+    if data and split != "all" and whole:
+        note(f"this is the '{split}' part of {settings.path}; --split all reads all of it")
 
 
 def note_unknown(text: str, ids: NDArray[np.int32], vocabulary: Vocabulary) -> None:

@@ -50,7 +50,7 @@ def series_ahead(
     """The scores of forecasts `horizon` steps ahead; without a season, beside the best."""
     return backtest(
         model,
-        task.series.splits[split].values,
+        task.series.part(split),
         horizon,
         samples=count,
         seed=seed,

@@ -22,6 +22,13 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: runs/ and the recipe's name).")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Begin with the model of this run, whose words and scales are kept: to go on with "
+            "other data."
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, forgetting its run.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -31,10 +38,12 @@ def train(
     bayesrnn train recipes/ptb-brnn-medium.toml data.path=ptb --out runs/ptb
 
     bayesrnn train recipes/demo-brnn.toml data.path=book.txt train.epochs=5
+
+    bayesrnn train runs/book/recipe.toml data.path=new.txt --start runs/book --out runs/more
     """
     out = out or Path("runs") / recipe.stem
     wanted = read_recipe(recipe, settings or ())
-    outcome = train_recipe(wanted, out, fresh, quiet)
+    outcome = train_recipe(wanted, out, fresh, quiet, start)
     last = line_of(outcome.epochs, outcome.kept)
     watched = outcome.watched
     every = outcome.epochs if len(outcome.epochs) == outcome.epoch else []  # none was lost

@@ -25,6 +25,7 @@ from bayesrnn.commands.options import (
     load_runs,
     names_of,
     note_data,
+    note_part,
     note_unknown,
 )
 from bayesrnn.commands.series import series_uncertainty
@@ -76,8 +77,10 @@ def uncertainty(
         ),
     ] = None,
     split: Annotated[
-        Literal["train", "valid", "test"] | None,
-        typer.Option(help="Which part of the run's text (default: test)."),
+        Literal["train", "valid", "test", "all"] | None,
+        typer.Option(
+            help="Which part of the data (default: test); of texts, series and reviews also all."
+        ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Read this text file instead.")] = None,
     out: Annotated[
@@ -138,16 +141,18 @@ def uncertainty(
             "each label is"
         )
     vocabulary = vocabulary_of(run, recipe)
+    check_flags(recipe, {"--split all": part == "all"})
     if not isinstance(settings, TextData):
         flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
         check_flags(recipe, {**flags, "--bins": bins != BINS})
+    note_part(recipe, data, part)
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
             if text is None:
                 corpus = load_text(settings, vocabulary)
                 note_data(runs, recipe, corpus.digest, data)
-                own = Named(part, corpus.ids[part])
+                own = Named(part, corpus.part(part))
             else:
                 own = Named(str(text), encode_file(text, settings, vocabulary))
             note_unknown(settings.path if text is None else own.name, own.ids, vocabulary)
@@ -296,7 +301,7 @@ def _labelled(
     if numbers and bins != BINS:
         raise typer.BadParameter(f"--bins is of classes, and {run} predicts numbers; leave it out")
     examples = task.examples(split)
-    targets = task.data.splits[split].y
+    targets = task.data.part(split).y
     by_draws: list[dict[str, Any]] = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)

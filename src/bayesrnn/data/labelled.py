@@ -33,6 +33,19 @@ class Labelled:
     digest: str
     vocabulary: Vocabulary | None = None
 
+    def part(self, split: str) -> Examples:
+        """A split, or "all" of them, one after the other."""
+        if split == "all":
+            parts = list(self.splits.values())
+            x, y = torch.cat([each.x for each in parts]), torch.cat([each.y for each in parts])
+            return Examples(x, y, [name for each in parts for name in each.names])
+        if split not in self.splits:
+            raise UserError(
+                f"there is no {split!r} set, only {', '.join(self.splits)}; choose one of them, or "
+                "set data.split"
+            )
+        return self.splits[split]
+
 
 class ExampleLoader(Batches):
     """Examples, `streams` at a time, each a sequence of its own; all are kept on the device.

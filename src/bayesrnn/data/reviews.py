@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -26,9 +26,9 @@ class ReviewData:
     """The `[data]` table of a recipe for reviews.
 
     `path` is a folder in which, at any depth, each file subj.NAME (a review a line) stands beside
-    rating.NAME (a number from 0 to 1 a line) and, for classes, label.3class.NAME and
-    label.4class.NAME. A review's first `words` words are read. What is to be predicted is the
-    rating, or with `classes` 3 or 4 the class.
+    rating.NAME (a number from 0 to 1 a line) or, for N classes, label.Nclass.NAME (a whole number
+    from 0 to N - 1 a line). A review's first `words` words are read. What is to be predicted is the
+    rating, or with `classes` the class.
 
     All reviews, in the order of their files' names, are shuffled by `split_seed`: the first
     `split[0]` of them are to train on, the next `split[1]` to validate (0: none, and the test set
@@ -38,7 +38,7 @@ class ReviewData:
 
     path: str
     words: int = 200
-    classes: Literal[0, 3, 4] = 0
+    classes: int = 0
     max_vocabulary: int = 0
     min_count: int = 1
     split: tuple[float, float, float] = (0.8, 0.0, 0.2)
@@ -51,9 +51,9 @@ class ReviewData:
             (self.path != "", "path", "must name a folder of reviews, got ''"),
             (self.words >= 1, "words", f"must be at least 1, got {self.words}"),
             (
-                self.classes in (0, 3, 4),
+                self.classes == 0 or self.classes >= 2,
                 "classes",
-                f"must be 0 (the rating itself), 3 or 4, got {self.classes}",
+                f"must be 0 (the rating itself) or at least 2, got {self.classes}",
             ),
             (
                 self.max_vocabulary == 0 or self.max_vocabulary >= 2,

@@ -99,6 +99,11 @@ class Series:
     splits: Mapping[str, Rows]
     digest: str
 
+    def part(self, split: str) -> NDArray[np.float32]:
+        """The values of a split, or of "all" of them in the order of time."""
+        parts = self.splits.values() if split == "all" else [self.splits[split]]
+        return np.concatenate([rows.values for rows in parts])
+
 
 def load_series(settings: SeriesData) -> Series:
     """Read the rows of a CSV file, by split.
@@ -278,7 +283,9 @@ def uneven(times: Sequence[str]) -> str | None:
     before, first = times[odd[0] - 1 : odd[0] + 1]
     return (
         f"rows are taken to be at even steps, mostly {usual} here, but {len(odd):,} of "
-        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is missing"
+        f"{len(times):,} are not: the first is {first!r}, after {before!r}; fill in what is "
+        "missing, and take out what is there twice (an hour by which a clock was put forward or "
+        "back is neither: give times in UTC)"
     )
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -26,9 +28,11 @@ from bayesrnn.files import CHUNK_BYTES, expanded, open_atomic, read_chunks, sha2
 Tokens = Literal["whitespace", "words", "characters"]
 Advance = Callable[[int], None]
 SPLIT_FILES = ("{}.txt", "ptb.{}.txt")
-WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+APOSTROPHES = "'’"
+JOINERS = "\u200c\u200d"
+"""Without width, between letters that are written apart, or as one."""
 ID = np.dtype(np.int32)
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 CACHE_REMEDY = "make it writable, or set data.cache or $XDG_CACHE_HOME to another folder"
 
 
@@ -42,10 +46,10 @@ class TextData:
     tokens to train on, the next `split[1]` to validate, the rest to test, each bound rounded to
     the nearest token. The vocabulary is that of the training tokens.
 
-    `tokens` is how the text is cut: "whitespace" at blanks, "words" into words and single
-    punctuation marks, both with `<eos>` after each line that is not blank, or "characters",
-    newlines included. `max_vocabulary` 0 means no limit. `cache` is the folder for the encoded
-    text; by default bayesrnn in $XDG_CACHE_HOME or in ~/.cache.
+    `tokens` is how the text is cut: "whitespace" at blanks, "words" into words (accents and vowel
+    signs are part of them) and single punctuation marks, both with `<eos>` after each line that is
+    not blank, or "characters", newlines included. `max_vocabulary` 0 means no limit. `cache` is
+    the folder for the encoded text; by default bayesrnn in $XDG_CACHE_HOME or in ~/.cache.
     """
 
     path: str
@@ -92,6 +96,10 @@ class Corpus:
     ids: Mapping[str, NDArray[np.int32]]
     unknown: Mapping[str, int]
     digest: str
+
+    def part(self, split: str) -> NDArray[np.int32]:
+        """The ids of a split, or of "all" of them in the order of the text."""
+        return np.concatenate(list(self.ids.values())) if split == "all" else self.ids[split]
 
 
 def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = None) -> Corpus:
@@ -168,7 +176,7 @@ def tokenise(chunks: Iterable[str], settings: TextData) -> Iterator[list[str]]:
     find, inside = (
         (str.split, _inside_blanks)
         if settings.tokens == "whitespace"
-        else (WORD.findall, _inside_word)
+        else (_find_words, _inside_word)
     )
     line_open = False
     for text in _untorn(chunks, inside):
@@ -191,7 +199,30 @@ def _inside_blanks(character: str) -> bool:
 
 
 def _inside_word(character: str) -> bool:
-    return character.isalnum() or character in "_'"
+    return character.isalnum() or character in f"_{APOSTROPHES}" or _is_mark(character)
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it belongs to the letter before it: an accent, or a vowel sign (of Hindi, say)."""
+    return character in JOINERS or unicodedata.category(character).startswith("M")
+
+
+def _find_words(line: str) -> list[str]:
+    """Words, with the marks that belong to their letters, and single other characters."""
+    marked = not (line.isascii() or _marks().isdisjoint(line))
+    return _words(marked).findall(line)
+
+
+@cache
+def _words(marked: bool) -> re.Pattern[str]:
+    """Without marks it is the same for lines that have none, and several times as fast."""
+    letters = rf"\w[\w{''.join(sorted(_marks()))}]*" if marked else r"\w+"
+    return re.compile(rf"{letters}(?:[{APOSTROPHES}]{letters})?|[^\w\s]")
+
+
+@cache
+def _marks() -> frozenset[str]:
+    return frozenset(filter(_is_mark, map(chr, range(sys.maxunicode + 1))))
 
 
 def _untorn(chunks: Iterable[str], inside: Callable[[str], bool]) -> Iterator[str]:

@@ -317,7 +317,8 @@ def backtest(
 ) -> Backtest:
     """Forecast from places that are spread evenly over rows [N, C], and compare with what came.
 
-    Each forecast comes after `past` rows (unless given, `rows_before`; no more than half of all).
+    Each forecast comes after `past` rows (unless given, `rows_before`; no more than half of all, or
+    a season of the model).
     `season` is that of the seasonal naive forecast; `best_season` finds one.
     """
     require(
@@ -325,7 +326,8 @@ def backtest(
         (season >= 1, "season", f"must be at least 1, got {season}"),
     )
     paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
-    past = min(rows_before(model) if past is None else past, len(values) // 2)
+    longest = max(len(values) // 2, longest_season(model))
+    past = min(rows_before(model) if past is None else past, longest)
     last = len(values) - steps
     if past < 1 or last < past:
         raise UserError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import Batch, CaptionData, SeriesData
+from bayesrnn.data import Batch, CaptionData, SeriesData, Vocabulary
 from bayesrnn.data.series import measured
 from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
@@ -24,8 +24,17 @@ from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
 from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe, from_table, to_table
-from bayesrnn.saving import build_model, build_module, load_vocabulary, save_own
+from bayesrnn.recipe import Data, Recipe, differences, from_table, to_table
+from bayesrnn.saving import (
+    build_model,
+    build_module,
+    has_vocabulary,
+    load,
+    load_recipe,
+    load_vocabulary,
+    means_alone,
+    save_own,
+)
 from bayesrnn.train.average import Average
 from bayesrnn.train.checkpoint import (
     Checkpoint,
@@ -36,7 +45,7 @@ from bayesrnn.train.checkpoint import (
 )
 from bayesrnn.train.metrics import MetricsLog, read_metrics
 from bayesrnn.train.progress import Reporter
-from bayesrnn.train.run import Run
+from bayesrnn.train.run import PLACES, Run, shown
 from bayesrnn.train.schedule import learning_rate, warmth
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.stopping import Progress
@@ -50,19 +59,23 @@ def train(
     out: str | Path,
     fresh: bool = False,
     quiet: bool = False,
-    start: Bayesian | None = None,
+    start: Bayesian | str | Path | None = None,
     task: Task | None = None,
 ) -> "Outcome":
     """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe.
 
-    `start` is a model to begin with instead of a new one; it is the one that is trained. `task` is
-    the recipe's own, where it was built before.
+    `start` is what to begin with instead of a new model: another run's folder, whose words and
+    scales are kept, or a model, which is the one that is trained (of words, it must number them as
+    the recipe's own text does). `task` is the recipe's own, where it was built before.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(
             f"recipe must be a Recipe, got {recipe!r}; br.read_recipe reads one from a file"
         )
     run = Run(expanded(out))
+    words = None
+    if isinstance(start, str | Path):
+        start, recipe, words = _begun(start, recipe)
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     recipe = from_table(to_table(recipe))  # as the run keeps it: settings made in Python may not be
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
@@ -72,7 +85,7 @@ def train(
     torch.manual_seed(recipe.train.seed)
     known = run.vocabulary.exists() and not fresh
     if task is None:
-        task = build_task(recipe, device, load_vocabulary(run.path) if known else None)
+        task = build_task(recipe, device, load_vocabulary(run.path) if known else words)
     _check_choice(recipe, task)
     if not fresh:
         run.check_data(task.digest)
@@ -365,7 +378,8 @@ class Trainer:
         raise UserError(
             f"step {self.seen + figures.steps}: {what} is not finite (loss {error:.4g}, kl "
             f"{kl:.4g}, gradient norm {norm:.4g}). The learning rate is probably too high, or a "
-            f"scale too small: try train.lr={self.settings.lr / 2:g}, a smaller train.clip, or a "
+            f"scale too small: try train.lr={self.settings.lr / 2:g}, "
+            f"{'a smaller train.clip' if self.settings.clip else 'train.clip=5'}, or a "
             f"larger prior scale. The step was not taken; what was saved in {self.run.path} is as "
             "it was"
         )
@@ -516,6 +530,29 @@ def located(data: Data, run: Run | None = None) -> Data:
             data = replace(data, centre=began.centre, spread=began.spread)
         data = measured(data)
     return data
+
+
+def _begun(run: str | Path, recipe: Recipe) -> tuple[Bayesian, Recipe, Vocabulary | None]:
+    """The model of a run that another training goes on from, the recipe with its data scaled as the
+    run's are, and the run's words. A recipe for another model, or for data that are read in another
+    way, is refused."""
+    own, data = load_recipe(expanded(run)), recipe.data
+    if isinstance(data, SeriesData) and isinstance(own.data, SeriesData) and not data.centre:
+        data = replace(data, centre=own.data.centre, spread=own.data.spread)
+        recipe = replace(recipe, data=data)
+    for key, (old, new) in differences(own, recipe).items():
+        if not key.startswith("train.") and key not in (*PLACES, "data.split", "data.split_seed"):
+            raise UserError(
+                f"{key} is {shown(old)} in {run} and {shown(new)} here: what goes on from its "
+                f"model must be for the same one; take {Path(run) / 'recipe.toml'} as the recipe"
+            )
+    model = load(run)
+    if means_alone(model, own):
+        raise UserError(
+            f"{run} holds means alone, so its training cannot go on; give the run that it was "
+            "made from, or write it with --scale"
+        )
+    return model, recipe, load_vocabulary(run) if has_vocabulary(own) else None
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:

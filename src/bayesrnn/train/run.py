@@ -98,7 +98,8 @@ class Run:
         if newest_facts(self.checkpoints).get("data") not in (None, digest):
             raise UserError(
                 f"the data are not those that the run in {self.path} began with; put them back, "
-                "choose another --out, or start over with --fresh"
+                f"choose another --out (and --start {self.path}, to go on with its model), or "
+                "start over with --fresh"
             )
 
     def prepare(self, recipe: Recipe, fresh: bool) -> str | None:

@@ -1,5 +1,6 @@
 """A series as a task of the trainer."""
 
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -36,11 +37,21 @@ class SeriesTask:
         self.digest = self.series.digest
         every = [time for rows in self.series.splits.values() for time in rows.times]
         self.notes: tuple[str, ...] = tuple(filter(None, [uneven(every)]))
-        train = recipe.train
-        self.batches = training_streams(self.series.splits["train"].values, train, device)
-        self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
         assert isinstance(recipe.model, SeriesSettings)
-        self._check_season(recipe.model.season, train)
+        self._season, self._train = recipe.model.season, recipe.train
+
+    @cached_property
+    def _training(self) -> tuple[StreamLoader, StreamLoader]:
+        """To learn from, and to validate on."""
+        train = self._train
+        batches = training_streams(self.series.splits["train"].values, train, self.device)
+        valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
+        self._check_season(self._season, train)
+        return batches, valid
+
+    @property
+    def batches(self) -> StreamLoader:
+        return self._training[0]
 
     def _check_season(self, season: int, train: TrainSettings) -> None:
         """Refuse one that no stream is as long as: what was a season before would never be read."""
@@ -61,13 +72,13 @@ class SeriesTask:
     def stream(self, split: str, streams: int = 1, key: str = "--streams") -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""
         unroll = max(1, READ_STEPS // streams)
-        values = self.series.splits[split].values
+        values = self.series.part(split)
         return StreamLoader(values, streams, unroll, device=self.device, name=split, key=key)
 
     def season(self, split: str, steps: int) -> int:
         """That of the rows to train on, for forecasts of so many steps in a split."""
-        rows = self.series.splits
-        return best_season(rows["train"].values, steps, min(PAST, len(rows[split]) // 2))
+        longest = min(PAST, len(self.series.part(split)) // 2)
+        return best_season(self.series.splits["train"].values, steps, longest)
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         raw, state = model(batch.x, state)
@@ -77,5 +88,5 @@ class SeriesTask:
         return {"nll": nll}
 
     def validate(self, model: Bayesian) -> dict[str, float]:
-        found = evaluate_series(read_series(model, self._valid), 0)
+        found = evaluate_series(read_series(model, self._training[1]), 0)
         return {"valid_nll": found.nll, "valid_rmse": found.rmse, "valid_crps": found.crps}

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
@@ -28,7 +27,7 @@ from bayesrnn.data import (
     load_reviews,
     load_text,
 )
-from bayesrnn.errors import UserError, WrongData
+from bayesrnn.errors import WrongData
 from bayesrnn.evaluate.labelled import evaluate_labelled
 from bayesrnn.evaluate.outputs import Categorical, Likelihood, Normal
 from bayesrnn.evaluate.perplexity import evaluate_text, token_losses
@@ -59,7 +58,9 @@ class Task(Protocol):
     """What to say of the data before they are learnt from, a line each."""
 
     @property
-    def batches(self) -> Loader: ...
+    def batches(self) -> Loader:
+        """What an epoch learns from. Data that are too few for that, or to validate on, may be
+        refused here: there are enough for an evaluation."""
 
     @property
     def device(self) -> torch.device: ...
@@ -111,22 +112,25 @@ class LanguageTask:
         self.digest, self.vocabulary = self.corpus.digest, self.corpus.vocabulary
         self.labels = len(self.vocabulary)
         self.device = device
-        train = recipe.train
-        self.batches = training_streams(self.corpus.ids["train"], train, device)
-        self._valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
+        self._train = recipe.train
+
+    @cached_property
+    def _training(self) -> tuple[StreamLoader, StreamLoader]:
+        """To learn from, and to validate on."""
+        valid = self.stream("valid", self._train.valid_streams, key="train.valid_streams")
+        return training_streams(self.corpus.ids["train"], self._train, self.device), valid
+
+    @property
+    def batches(self) -> StreamLoader:
+        return self._training[0]
 
     def stream(
         self, split: str, streams: int = 1, unroll: int | None = None, key: str = "--streams"
     ) -> StreamLoader:
         """A split for evaluation: one contiguous stream unless said otherwise (by `key`)."""
         unroll = max(1, EVALUATION_TOKENS // streams) if unroll is None else unroll
-        ids = self.ids(split)
+        ids = self.corpus.part(split)
         return StreamLoader(ids, streams, unroll, device=self.device, name=split, key=key)
-
-    def ids(self, split: str) -> NDArray[np.int32]:
-        """The tokens of a split, or of "all" of them in the order of the text."""
-        parts = self.corpus.ids
-        return np.concatenate(list(parts.values())) if split == "all" else parts[split]
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, State]:
         return language_nll(model, batch, state)
@@ -135,7 +139,7 @@ class LanguageTask:
         return {"nll": nll, "perplexity": math.exp(min(nll, 700.0))}
 
     def validate(self, model: Bayesian) -> dict[str, float]:
-        result = evaluate_text(model, self._valid)
+        result = evaluate_text(model, self._training[1])
         return {"valid_nll": result.nll, "valid_perplexity": result.perplexity}
 
 
@@ -167,14 +171,8 @@ class LabelledTask:
 
     def examples(self, split: str) -> ExampleLoader:
         """A split for evaluation, in its own order."""
-        if split not in self.data.splits:
-            raise UserError(
-                f"there is no {split!r} set, only {', '.join(self.data.splits)}; choose one of "
-                "them, or set data.split"
-            )
-        return ExampleLoader(
-            self.data.splits[split], EVALUATION_EXAMPLES, device=self.device, name=split
-        )
+        part = self.data.part(split)
+        return ExampleLoader(part, EVALUATION_EXAMPLES, device=self.device, name=split)
 
     def nll(self, model: Bayesian, batch: Batch, state: State | None) -> tuple[Tensor, None]:
         return self.output.nll(model(batch.x), batch.y), None

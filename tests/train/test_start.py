@@ -1,0 +1,102 @@
+"""A training that goes on from the model of another run, with other data."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bayesrnn as br
+from bayesrnn.errors import UserError
+from bayesrnn.recipe import Recipe, read_recipe
+from series_runs import series_recipe, write_series
+from small_runs import Cli, assert_same_end, folder_contents, small_recipe
+
+STILL: dict[str, Any] = {"train": {"lr": 1e-30}}
+"""Training that changes nothing, so that what was begun with can be seen."""
+
+
+def other_text(folder: Path) -> Path:
+    """One whose most frequent words are not the first text's, and with a new one."""
+    path = folder / "other.txt"
+    path.write_text("w9 w8 w7 new\nw9 w7 w7\nw1\n" * 60)
+    return path
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    br.train(small_recipe(tmp_path), tmp_path / "begun", quiet=True)
+    return tmp_path / "begun"
+
+
+def going_on(begun: Path, data: Path, **train: Any) -> Recipe:
+    recipe = read_recipe(begun / "recipe.toml")
+    return replace(
+        recipe,
+        data=replace(recipe.data, path=str(data)),
+        train=replace(recipe.train, **train),
+    )
+
+
+def test_a_text_is_read_with_the_words_of_the_run_that_was_begun_with(
+    begun: Path, tmp_path: Path
+) -> None:
+    data, more = other_text(tmp_path), tmp_path / "more"
+    assert br.load_text(replace(going_on(begun, data).data)).vocabulary != br.load_vocabulary(begun)
+    outcome = br.train(going_on(begun, data, lr=1e-30, epochs=1), more, quiet=True, start=begun)
+    assert br.load_vocabulary(more) == br.load_vocabulary(begun)
+    for mine, own in zip(br.load(more).parameters(), br.load(begun).parameters(), strict=True):
+        torch.testing.assert_close(mine, own)
+    corpus = br.load_text(replace(going_on(begun, data).data), br.load_vocabulary(begun))
+    found = br.evaluate_text(br.load(begun), br.StreamLoader(corpus.ids["valid"], 1, 35))
+    assert outcome.epochs[-1]["valid_nll"] == pytest.approx(found.nll, rel=1e-6)
+
+
+def test_a_series_is_scaled_as_that_of_the_run_that_was_begun_with(tmp_path: Path) -> None:
+    br.train(series_recipe(tmp_path), tmp_path / "begun", quiet=True)
+    newer = write_series(tmp_path, name="newer.csv", shift=3)
+    table: dict[str, Any] = {"data": {"path": str(newer)}, **STILL}
+    recipe = series_recipe(tmp_path, **table)  # says nothing of a scale
+    br.train(recipe, tmp_path / "more", quiet=True, start=str(tmp_path / "begun"))
+    mine, own = (br.read_recipe(tmp_path / run / "recipe.toml").data for run in ("more", "begun"))
+    assert isinstance(mine, br.SeriesData)
+    assert isinstance(own, br.SeriesData)
+    assert (mine.path, mine.centre, mine.spread) == (str(newer), own.centre, own.spread)
+
+
+def test_what_was_interrupted_goes_on_by_the_same_command(
+    begun: Path, tmp_path: Path, cli: Cli
+) -> None:
+    data = other_text(tmp_path)
+    command = ["train", begun / "recipe.toml", f"data.path={data}", "--start", begun, "--quiet"]
+    assert cli(*command, "--out", tmp_path / "whole").code == 0
+    for more in (["train.max_steps=7"], []):
+        assert cli(*command, *more, "--out", tmp_path / "twice").code == 0
+    assert_same_end(tmp_path / "twice", tmp_path / "whole", with_steps=False)
+
+
+def test_what_does_not_go_on_is_refused_before_anything_is_written(
+    begun: Path, tmp_path: Path, cli: Cli
+) -> None:
+    def said(run: Path, *settings: object) -> str:
+        result = cli(
+            "train", begun / "recipe.toml", *settings, "--start", run, "--out", tmp_path / "more"
+        )
+        assert result.code == 1
+        assert not (tmp_path / "more").exists()
+        [line] = result.errors
+        return line
+
+    assert said(begun, "model.hidden=9").startswith(f"model.hidden is 8 in {begun} and 9 here: ")
+    assert said(begun, "data.lowercase=true").startswith("data.lowercase is false in")
+    assert "no run at" in said(tmp_path / "nowhere")
+    cli("prune", begun, "--fraction", 0.5, "--out", tmp_path / "small")
+    assert "holds means alone, so its training cannot go on" in said(tmp_path / "small")
+
+
+def test_a_run_goes_on_from_another_one_alone(begun: Path) -> None:
+    before = folder_contents(begun)
+    with pytest.raises(UserError, match=rf"the data are not those .* --start {begun}, to go on"):
+        br.train(going_on(begun, other_text(begun.parent)), begun, quiet=True, start=begun)
+    assert folder_contents(begun) == before
