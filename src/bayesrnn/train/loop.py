@@ -15,27 +15,23 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes import Bayesian
-from bayesrnn.data import Batch, CaptionData, SeriesData, Vocabulary
-from bayesrnn.data.series import measured
+from bayesrnn.data import Batch
 from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.description import describe
 from bayesrnn.engine import has_bfloat16, products_in
 from bayesrnn.errors import UserError
-from bayesrnn.files import expanded, whole_path
+from bayesrnn.files import expanded
 from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
-from bayesrnn.recipe import Data, Recipe, differences, from_table, to_table
+from bayesrnn.recipe import Recipe, from_table, to_table
 from bayesrnn.saving import (
     build_model,
     build_module,
-    has_vocabulary,
-    load,
-    load_recipe,
     load_vocabulary,
-    means_alone,
     save_own,
 )
 from bayesrnn.train.average import Average
+from bayesrnn.train.beginning import begun, located
 from bayesrnn.train.checkpoint import (
     Checkpoint,
     pack_optimizer,
@@ -45,7 +41,7 @@ from bayesrnn.train.checkpoint import (
 )
 from bayesrnn.train.metrics import MetricsLog, read_metrics
 from bayesrnn.train.progress import Reporter
-from bayesrnn.train.run import PLACES, Run, shown
+from bayesrnn.train.run import Run
 from bayesrnn.train.schedule import learning_rate, warmth
 from bayesrnn.train.step import Figures, Step, Update, build_optimizer, generator_of
 from bayesrnn.train.stopping import Progress
@@ -75,7 +71,7 @@ def train(
     run = Run(expanded(out))
     words = None
     if isinstance(start, str | Path):
-        start, recipe, words = _begun(start, recipe)
+        start, recipe, words = begun(start, recipe)
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     recipe = from_table(to_table(recipe))  # as the run keeps it: settings made in Python may not be
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
@@ -515,44 +511,6 @@ class Trainer:
                 self.reporter.say(
                     f"train.{key} is {after}, and the training ends before: nothing will be {what}"
                 )
-
-
-def located(data: Data, run: Run | None = None) -> Data:
-    """With whole paths, and of a series the numbers it is scaled by (those of the `run` that is to
-    go on): a run can be evaluated from any folder, and on other rows."""
-    if isinstance(data, CaptionData) and data.features:
-        data = replace(data, features=whole_path(data.features))
-    data = replace(data, path=whole_path(data.path))
-    if isinstance(data, SeriesData) and not data.centre:
-        known = run.known_recipe() if run else None
-        began = known.data if known else data
-        if isinstance(began, SeriesData) and began.columns == data.columns:
-            data = replace(data, centre=began.centre, spread=began.spread)
-        data = measured(data)
-    return data
-
-
-def _begun(run: str | Path, recipe: Recipe) -> tuple[Bayesian, Recipe, Vocabulary | None]:
-    """The model of a run that another training goes on from, the recipe with its data scaled as the
-    run's are, and the run's words. A recipe for another model, or for data that are read in another
-    way, is refused."""
-    own, data = load_recipe(expanded(run)), recipe.data
-    if isinstance(data, SeriesData) and isinstance(own.data, SeriesData) and not data.centre:
-        data = replace(data, centre=own.data.centre, spread=own.data.spread)
-        recipe = replace(recipe, data=data)
-    for key, (old, new) in differences(own, recipe).items():
-        if not key.startswith("train.") and key not in (*PLACES, "data.split", "data.split_seed"):
-            raise UserError(
-                f"{key} is {shown(old)} in {run} and {shown(new)} here: what goes on from its "
-                f"model must be for the same one; take {Path(run) / 'recipe.toml'} as the recipe"
-            )
-    model = load(run)
-    if means_alone(model, own):
-        raise UserError(
-            f"{run} holds means alone, so its training cannot go on; give the run that it was "
-            "made from, or write it with --scale"
-        )
-    return model, recipe, load_vocabulary(run) if has_vocabulary(own) else None
 
 
 def choose_device(wanted: str, key: str = "train.device") -> torch.device:
