@@ -58,6 +58,21 @@ class Autoencoder(nn.Module):
         return {"code": code, "out": self.gain * out if twice else out + self.gain}
 
 
+class Parts(nn.Module):
+    """Takes parts of a list of parameters, and copies of a dictionary of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList([torch.randn(5, 5) for _ in range(3)])
+        self.rows = nn.ParameterDict({"a": torch.randn(5), "b": torch.randn(5)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for matrix in self.matrices[:-1]:
+            x = torch.tanh(x @ matrix)
+        copied, joined = self.rows.copy(), {"c": torch.ones(5)} | (self.rows | {})
+        return (x @ self.matrices[-1] + copied["a"]) * joined["b"] * joined["c"]
+
+
 def packed(x: Tensor) -> PackedSequence:
     return pack_padded_sequence(x, torch.tensor([4, 6, 1]), enforce_sorted=False)
 
@@ -106,6 +121,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         (torch.randn(5, 2, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)),
     ),
     "own module": lambda: (Autoencoder(), (torch.randn(4, 5),)),
+    "parts of lists": lambda: (Parts(), (torch.randn(4, 5),)),
     "tied": lambda: (Tied(), (torch.randint(7, (6, 2)),)),
 }
 every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from bayesrnn.bayes.bayesian import Bayesian, uncompiled
-from bayesrnn.bayes.binding import Slot, set_weight
+from bayesrnn.bayes.binding import PARTED, Slot, set_weight
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import check_pair
@@ -291,6 +291,7 @@ def _empty(module: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, l
             slots.setdefault(name, []).append((module.get_submodule(path), local))
     for places in slots.values():
         for owner, local in places:
+            owner.__class__ = PARTED.get(type(owner), type(owner))
             set_weight(owner, local, None)
     return slots
 

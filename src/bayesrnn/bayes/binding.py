@@ -136,6 +136,31 @@ class Away:
         raise AttributeError(f"{name}: {self.ERROR}")
 
 
+class DrawnList(nn.ParameterList):
+    """One whose parts hold the draws themselves: torch's make parameters of them, which no gradient
+    comes back from."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
+
+
+class DrawnDict(nn.ParameterDict):
+    """The same of a dictionary: of its copies."""
+
+    def copy(self) -> dict[str, Any]:  # type: ignore[override]
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self.copy() | dict(other.items())
+
+    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return dict(other.items()) | self.copy()
+
+
+PARTED: dict[type, type] = {nn.ParameterList: DrawnList, nn.ParameterDict: DrawnDict}
+"""What containers become where draws are set into them."""
+
+
 def set_weight(owner: nn.Module, local: str, tensor: Tensor | None) -> None:
     """Set a parameter to a plain tensor, or back. A recurrent layer keeps two more lists of its
     weights, which have to follow; done by hand, so that torch neither packs nor moves them."""
