@@ -3,13 +3,14 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bayes.reference import by_name, gradient_by_name, last_draw, log_prior
@@ -638,6 +639,40 @@ def test_functional_call_replaces_the_learnt_tensors() -> None:
     torch.manual_seed(1)
     assert torch.equal(model(x), one)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_gradients_of_single_examples_are_those_at_one_draw() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = bayesianize(net, Gaussian(0.3))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+
+    def loss(network: nn.Module, tensors: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
+        return (functional_call(network, tensors, (one[None],)) - target).square().sum()
+
+    def each(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        of_one = grad(partial(loss, network))
+        found: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0, 0))(tensors, x, y)
+        return found
+
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    model.resample()
+    with model.hold():
+        found = each(model, tensors)
+        slopes = vmap(jacrev(model))(x)
+        with pytest.raises(RuntimeError, match=r"vmap over a model's own tensors"):
+            vmap(lambda loc: functional_call(model, {"blocks.0.loc": loc}, (x,)))(
+                torch.zeros(2, *tensors["blocks.0.loc"].shape)
+            )
+    theta = last_draw(model)
+    expected = each(net, theta)
+    for index in range(len(x)):
+        one = {name: flat[index] for name, flat in found.items()}
+        for place, block in enumerate(model.blocks):
+            for name, gradient in block.layout.split(one[f"blocks.{place}.loc"]).items():
+                torch.testing.assert_close(gradient, expected[name][index])
+    torch.testing.assert_close(
+        slopes, vmap(jacrev(lambda row: functional_call(net, theta, (row,))))(x)
+    )
 
 
 @pytest.mark.parametrize(
