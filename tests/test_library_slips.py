@@ -77,19 +77,50 @@ def test_a_bayesian_network_is_not_made_bayesian_again() -> None:
 def test_modules_that_cannot_be_copied_say_why() -> None:
     with pytest.raises(ValueError, match=r"0\.weight is of a lazy module and has no size yet"):
         br.bayesianize(nn.Sequential(nn.LazyLinear(2)))
-    normed = plain()
-    normed.computed = 2 * normed.weight  # as the old torch.nn.utils.weight_norm does
-    with pytest.raises(ValueError, match=r"use torch\.nn\.utils\.parametrizations"):
-        br.bayesianize(normed)
+    net = nn.Sequential(plain())
+    for computed in (net[0](torch.zeros(3)), [{"h": net[0].weight.sum()}]):
+        net[0].left = computed
+        with pytest.raises(ValueError, match=r"^0\.left was computed from weights.*prune\.remove"):
+            br.bayesianize(net)
     model = br.bayesianize(nn.utils.parametrizations.weight_norm(plain()))
     assert model(torch.zeros(1, 3)).shape == (1, 2)
 
 
-def test_an_output_of_another_kind_is_named() -> None:
-    class Named(nn.Linear):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {"logits": super().forward(x)}
+class Wrapping(nn.Module):
+    """Whose own layer is run by a function that it was given when it was made."""
 
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.after = plain(), nn.Identity()
+        self.run = self.layer.forward
+        if way == "attribute":
+            self.run = lambda x: self.layer(x)
+        elif way == "hook":
+            self.after.register_forward_hook(lambda module, given, x: x * self.layer.bias)
+        elif way == "default":
+            self.steps = [lambda x, layer=self.layer: layer(x)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.run(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [("attribute", "run"), ("hook", "_forward_hooks"), ("default", "steps")]
+)
+def test_functions_made_around_a_layer_are_refused(way: str, name: str) -> None:
+    """A copy would run the layer of the network that it is a copy of, and draw nothing."""
+    with pytest.raises(ValueError, match=rf"keeps Wrapping.*<lambda> in its attribute '{name}'"):
+        br.bayesianize(Wrapping(way))
+    model = br.bayesianize(Wrapping("method"), br.Gaussian(0.1)).train()
+    assert not torch.equal(model(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+class Named(nn.Linear):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(x)}
+
+
+def test_an_output_of_another_kind_is_named() -> None:
     with pytest.raises(TypeError, match=r"reads a tensor.* the module returns a dict; give an"):
         br.predict(br.bayesianize(Named(3, 2)), torch.zeros(1, 3))
 

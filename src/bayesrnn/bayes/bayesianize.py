@@ -5,8 +5,9 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -108,14 +109,16 @@ def plain_copy(module: nn.Module) -> nn.Module:
                 f"{name} is of a lazy module and has no size yet; run the module once, on any "
                 "input of the right size, before bayesianize"
             )
+    _check_functions(module)
     try:
         module = uncompiled(copy.deepcopy(module))
     except RuntimeError as error:
         if "deepcopy" not in str(error):
             raise
         raise ValueError(
-            "the module holds a tensor that was computed from its weights and cannot be copied, as "
-            "torch.nn.utils.weight_norm makes one; use torch.nn.utils.parametrizations instead"
+            f"{_computed(module)} was computed from weights, and torch copies no such tensor: if a "
+            "forward left it there, run one under torch.no_grad(); if torch.nn.utils.weight_norm, "
+            "spectral_norm or prune made it, use torch.nn.utils.parametrizations, or prune.remove"
         ) from error
     for part in list(module.modules()):
         for name, own in list(part._modules.items()):
@@ -131,6 +134,49 @@ def plain_copy(module: nn.Module) -> nn.Module:
                     "model.compile() after bayesianize; or put @torch.compile above the method"
                 )
     return module
+
+
+def _check_functions(module: nn.Module) -> None:
+    """Refuse a network that keeps functions made around its own layers: torch copies none, so that
+    the copy would run the layers of the network that it is a copy of."""
+    own = set(module.modules())
+    for part in module.modules():
+        for name, value in vars(part).items():
+            for one in _inside(value):
+                if isinstance(one, FunctionType) and not own.isdisjoint(_modules_of(one)):
+                    raise ValueError(
+                        f"{type(part).__name__} keeps {one.__qualname__} in its attribute "
+                        f"{name!r}, a function that uses the network itself, which a copy would "
+                        "run with the old weights: make it a method of the class"
+                    )
+
+
+def _modules_of(function: FunctionType) -> Iterator[nn.Module]:
+    """Those that a function has from where it was made."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    for one in (*held, *(function.__defaults__ or ())):
+        if isinstance(one, nn.Module):
+            yield one
+
+
+def _computed(module: nn.Module) -> str:
+    """Where a module keeps a tensor that torch does not copy."""
+    for path, part in module.named_modules():
+        for name, value in {**part._buffers, **vars(part)}.items():
+            if any(isinstance(one, Tensor) and not one.is_leaf for one in _inside(value)):
+                return f"{path}.{name}" if path else name
+    return "what the module keeps"
+
+
+def _inside(value: object) -> Iterator[object]:
+    """What an attribute holds, itself or in lists and the like."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _inside(one)
+    else:
+        yield value
 
 
 def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:
@@ -200,8 +246,7 @@ def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> N
         for name, value in vars(part).items():
             if name in ("_parameters", "_flat_weights"):  # where draws do
                 continue
-            inside = value.values() if isinstance(value, Mapping) else value
-            for one in inside if isinstance(value, (list, tuple, Mapping)) else [value]:
+            for one in _inside(value):
                 if isinstance(one, nn.Parameter) and one in chosen:
                     raise ValueError(
                         f"{type(part).__name__} keeps {chosen[one]} in its attribute {name!r} as "
