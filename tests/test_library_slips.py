@@ -125,6 +125,16 @@ def test_an_output_of_another_kind_is_named() -> None:
         br.predict(br.bayesianize(Named(3, 2)), torch.zeros(1, 3))
 
 
+def test_an_output_may_be_made_of_a_known_one() -> None:
+    class Logits(br.Categorical):
+        def moments(self, raw: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+            return super().moments(raw["logits"])
+
+    model, x = br.bayesianize(Named(3, 2)), torch.ones(1, 3)
+    found = br.predict(model, x, samples=0, output=Logits()).mean
+    assert torch.equal(found, model.eval()(x)["logits"].softmax(-1))
+
+
 def test_a_file_is_no_place_for_a_model(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(br.UserError, match="file is a file, and a model is a folder"):
