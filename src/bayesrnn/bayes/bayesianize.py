@@ -24,6 +24,8 @@ from bayesrnn.bayes.posterior import Gaussian, Posterior
 from bayesrnn.bayes.prior import Prior, ScaleMixture
 
 Where = Callable[[str, nn.Parameter], bool] | str | Sequence[str]
+Chosen = dict[str, tuple[nn.Parameter, list[str]]]
+"""Parameters by first name, each with all its names."""
 T = TypeVar("T")
 
 
@@ -61,8 +63,7 @@ def bayesianize(
             "again; give bayesianize the plain network (model.module is without weights)"
         )
     module = plain_copy(module)
-    chosen = _choose(module, where)
-    _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
+    chosen = choose(module, where)
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -71,6 +72,20 @@ def bayesianize(
     posteriors = _assign(names, posterior, "posterior")
     priors = _assign(names, prior, "prior")
     axes = _axes(module, names, input_axis or {})
+    return assembled(module, chosen, posteriors, priors, axes, generator)
+
+
+def assembled(
+    module: nn.Module,
+    chosen: Chosen,
+    posteriors: Mapping[str, Posterior],
+    priors: Mapping[str, Prior],
+    axes: Mapping[str, int | None],
+    generator: torch.Generator | None = None,
+) -> Bayesian:
+    """The model that takes this module over, given all that is known of each chosen weight."""
+    _check_kept_once(module, {p: aliases[0] for p, aliases in chosen.values()})
+    names = {name: aliases for name, (_, aliases) in chosen.items()}
     objects: list[Prior] = []
     members: dict[tuple[object, ...], list[str]] = {}
     for name in _layout_order(module, names):
@@ -192,7 +207,7 @@ def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:
     return 0 if isinstance(owner, first) else 1
 
 
-def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, list[str]]]:
+def choose(module: nn.Module, where: Where) -> Chosen:
     """The chosen parameters by first name, each with all its names (several where it is tied)."""
     aliases: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -225,7 +240,10 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
                 "made of, or leave it out with where=..."
             )
         if not parameter.is_floating_point():
-            raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
+            raise ValueError(
+                f"{names[0]} is {parameter.dtype}: only real numbers can be drawn; leave it out "
+                "with where=..."
+            )
         if parameter.numel() == 0:
             raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
         owner = _owner(module, names[0])
