@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +134,28 @@ def test_the_names_in_a_file_are_no_patterns(
     monkeypatch.setattr(import_module("bayesrnn.bayes.bayesianize"), "fnmatchcase", None)
     points = {n for n, (_, s) in br.load(tmp_path / "model", net).moments().items() if s is None}
     assert points == {"a.weight", "a.bias"}
+
+
+class SavesItself(nn.Linear):
+    """As the layers of graph networks do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name in ("weight", "bias"):
+            own = getattr(self, name)
+            destination[prefix + name] = own if keep_vars else own.detach()
+
+
+def test_a_layer_that_saves_its_weights_itself(tmp_path: Path) -> None:
+    net, x = nn.Sequential(SavesItself(3, 2), nn.Tanh()), torch.randn(4, 3)
+    model = br.bayesianize(net, br.Gaussian(0.1), where="*.weight").eval()
+    br.save(model, tmp_path / "model")
+    assert torch.equal(br.load(tmp_path / "model", net)(x), net(x))
+    ordinary = {"module.0.bias"}
+    for state in (model.state_dict(), model.state_dict(keep_vars=True)):
+        assert {name for name in state if name.startswith("module.")} == ordinary
+    other = br.bayesianize(nn.Sequential(SavesItself(3, 2), nn.Tanh()), where="*.weight").eval()
+    other.load_state_dict(copy.deepcopy(model).state_dict())
+    assert torch.equal(other(x), net(x))
 
 
 def test_anyone_can_read_the_file(model: br.Bayesian, tmp_path: Path) -> None:

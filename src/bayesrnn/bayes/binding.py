@@ -135,6 +135,16 @@ class Away:
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name}: {self.ERROR}")
 
+    def detach(self) -> "Away":
+        """Asked for by layers that save their weights themselves."""
+        return self
+
+
+def without_places(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+    """A hook of `state_dict`: empty places are nothing to save."""
+    for name in [name for name, value in state.items() if isinstance(value, Away)]:
+        del state[name]
+
 
 class DrawnList(nn.ParameterList):
     """One whose parts hold the draws themselves: torch's make parameters of them, which no gradient
