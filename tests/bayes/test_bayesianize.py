@@ -590,6 +590,15 @@ def test_a_deep_copy_is_identical_and_independent() -> None:
     assert not torch.equal(twin(x)[0], states[0])
 
 
+def test_a_traced_network_can_be_copied() -> None:
+    """torch.fx copies what its graph reads, and not what is found between forwards."""
+    net, x = torch.fx.symbolic_trace(nn.Linear(5, 4)), torch.randn(4, 5)
+    copied = copy.deepcopy(bayesianize(net, Gaussian(0.3))).eval()
+    assert torch.equal(copied(x), net(x))
+    copied.train()(x).sum().backward()
+    assert all(p.grad is not None for p in copied.parameters())
+
+
 def test_a_deep_copy_inside_hold_keeps_the_draw() -> None:
     model, x = bayesianize(nn.Linear(3, 2), Gaussian(0.3)), torch.randn(1, 3)
     with model.hold():

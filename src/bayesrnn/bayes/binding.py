@@ -59,7 +59,7 @@ class Binding:
                     continue
                 for name, tensor in tensors.items():
                     for layer, local in self.places(name):
-                        undo.callback(set_weight, layer, local, layer._parameters[local])
+                        undo.callback(set_weight, layer, local, layer._parameters.get(local))
                         set_weight(layer, local, tensor)
             if dtype is not None:
                 for layer in self._module.modules():
