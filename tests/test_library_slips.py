@@ -97,6 +97,10 @@ class Wrapping(nn.Module):
             self.run = lambda x: self.layer(x)
         elif way == "hook":
             self.after.register_forward_hook(lambda module, given, x: x * self.layer.bias)
+        elif way == "forward":
+            forward = self.layer.forward
+            self.layer.forward = lambda x: forward(x) + 1  # type: ignore[method-assign]
+            self.run = self.layer
         elif way == "default":
             self.steps = [lambda x, layer=self.layer: layer(x)]
 
@@ -105,7 +109,13 @@ class Wrapping(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("way", "name"), [("attribute", "run"), ("hook", "_forward_hooks"), ("default", "steps")]
+    ("way", "name"),
+    [
+        ("attribute", "run"),
+        ("hook", "_forward_hooks"),
+        ("forward", "forward"),
+        ("default", "steps"),
+    ],
 )
 def test_functions_made_around_a_layer_are_refused(way: str, name: str) -> None:
     """A copy would run the layer of the network that it is a copy of, and draw nothing."""
@@ -118,6 +128,12 @@ def test_functions_made_around_a_layer_are_refused(way: str, name: str) -> None:
 class Named(nn.Linear):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return {"logits": super().forward(x)}
+
+
+def test_data_parallel_is_refused() -> None:
+    """Its copies of each forward would keep the draw, and `kl` find none."""
+    with pytest.raises(RuntimeError, match="use DistributedDataParallel"):
+        br.bayesianize(plain())._replicate_for_data_parallel()
 
 
 def test_an_output_of_another_kind_is_named() -> None:

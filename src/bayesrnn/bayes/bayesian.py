@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -513,6 +513,12 @@ class Bayesian(nn.Module):
         for hyper in self.priors:
             assert isinstance(hyper, Hyper)
             yield hyper
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise RuntimeError(
+            "nn.DataParallel runs copies of a model that it forgets, with their draws and the KL: "
+            "use DistributedDataParallel"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without what belongs to a batch, a graph or a `with` block. (Its next forward

@@ -167,11 +167,12 @@ def _check_functions(module: nn.Module) -> None:
 
 
 def _modules_of(function: FunctionType) -> Iterator[nn.Module]:
-    """Those that a function has from where it was made."""
+    """Those that a function has from where it was made, themselves or by a method."""
     held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     for one in (*held, *(function.__defaults__ or ())):
-        if isinstance(one, nn.Module):
-            yield one
+        module = getattr(one, "__self__", one)
+        if isinstance(module, nn.Module):
+            yield module
 
 
 def _computed(module: nn.Module) -> str:
