@@ -158,6 +158,31 @@ def test_a_layer_that_saves_its_weights_itself(tmp_path: Path) -> None:
     assert torch.equal(other(x), net(x))
 
 
+class Centred(nn.Linear):
+    """Keeps a number that is no buffer, and saves it as it likes."""
+
+    centre = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - self.centre)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}centre"] = torch.tensor(self.centre)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        self.centre = state.pop(f"{prefix}centre").item()
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def test_what_a_layer_saves_in_its_own_way_it_loads_so(tmp_path: Path) -> None:
+    net, x = Centred(3, 2), torch.randn(4, 3)
+    net.centre = 2.0
+    model = br.bayesianize(net, where="weight").eval()
+    br.save(model, tmp_path / "model")
+    assert torch.equal(br.load(tmp_path / "model", Centred(3, 2))(x), model(x))
+
+
 def test_anyone_can_read_the_file(model: br.Bayesian, tmp_path: Path) -> None:
     br.save(model, tmp_path / "model")
     tensors = load_file(tmp_path / "model/model.safetensors")

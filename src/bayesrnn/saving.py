@@ -330,8 +330,7 @@ def _fill(
     values: list[tuple[Prior, Mapping[str, float]]],
 ) -> None:
     own = model.module.state_dict()
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+    model.module.load_state_dict({name: tensors[name] for name in own}, strict=False)
     for block in model.each_block():
         loc = block.layout.join({w.name: tensors[f"{w.name}.loc"] for w in block.layout.weights})
         scale = None
