@@ -86,6 +86,23 @@ def test_modules_that_cannot_be_copied_say_why() -> None:
     assert model(torch.zeros(1, 3)).shape == (1, 2)
 
 
+class Remembering(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+@pytest.mark.parametrize("use", [br.sparse_network, lambda model: br.sharpen(model, "*", 0.1, 0.2)])
+def test_a_model_that_cannot_be_copied_says_why(use: Callable[[br.Bayesian], object]) -> None:
+    model = br.bayesianize(Remembering(3, 2))
+    model(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"last was computed from weights.*torch\.no_grad\(\)"):
+        use(model)
+    with torch.no_grad():
+        model(torch.zeros(1, 3))
+    use(model)
+
+
 class Wrapping(nn.Module):
     """Whose own layer is run by a function that it was given when it was made."""
 

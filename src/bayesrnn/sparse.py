@@ -5,13 +5,13 @@ zeros are kept as compressed rows. That is meant for batch 1, where reading the 
 time; benchmarks/pruning.py measures where it pays. `text_reader` takes it where it does for a text.
 """
 
-import copy
 import warnings
 
 import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesianize import copied
 from bayesrnn.errors import require
 from bayesrnn.models.linear import is_linear
 
@@ -69,7 +69,7 @@ def text_reader(model: Bayesian, streams: int) -> nn.Module | None:
 
 def plain_network(model: Bayesian) -> nn.Module:
     """A copy of the wrapped network with its weights at the mean, on the CPU, in eval mode."""
-    network = copy.deepcopy(model.module)
+    network = copied(model.module)
     paths = {layer: path for path, layer in model.module.named_modules()}
     for name, (loc, _) in model.moments().items():
         weight = nn.Parameter(loc.detach().cpu().clone(), requires_grad=False)

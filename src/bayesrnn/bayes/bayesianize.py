@@ -27,6 +27,7 @@ Where = Callable[[str, nn.Parameter], bool] | str | Sequence[str]
 Chosen = dict[str, tuple[nn.Parameter, list[str]]]
 """Parameters by first name, each with all its names."""
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 
 def bayesianize(
@@ -125,16 +126,7 @@ def plain_copy(module: nn.Module) -> nn.Module:
                 "input of the right size, before bayesianize"
             )
     _check_functions(module)
-    try:
-        module = uncompiled(copy.deepcopy(module))
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        raise ValueError(
-            f"{_computed(module)} was computed from weights, and torch copies no such tensor: if a "
-            "forward left it there, run one under torch.no_grad(); if torch.nn.utils.weight_norm, "
-            "spectral_norm or prune made it, use torch.nn.utils.parametrizations, or prune.remove"
-        ) from error
+    module = uncompiled(copied(module))
     for part in list(module.modules()):
         for name, own in list(part._modules.items()):
             if uncompiled(own) is not own:
@@ -149,6 +141,20 @@ def plain_copy(module: nn.Module) -> nn.Module:
                     "model.compile() after bayesianize; or put @torch.compile above the method"
                 )
     return module
+
+
+def copied(module: M) -> M:
+    """A deep copy; what torch does not copy is named."""
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            f"{_computed(module)} was computed from weights, and torch copies no such tensor: if a "
+            "forward left it there, run one under torch.no_grad(); if torch.nn.utils.weight_norm, "
+            "spectral_norm or prune made it, use torch.nn.utils.parametrizations, or prune.remove"
+        ) from error
 
 
 def _check_functions(module: nn.Module) -> None:
@@ -169,7 +175,8 @@ def _check_functions(module: nn.Module) -> None:
 def _modules_of(function: FunctionType) -> Iterator[nn.Module]:
     """Those that a function has from where it was made, themselves or by a method."""
     held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    for one in (*held, *(function.__defaults__ or ())):
+    compiled = hasattr(function, "_torchdynamo_orig_callable")  # `plain_copy` knows those
+    for one in () if compiled else (*held, *(function.__defaults__ or ())):
         module = getattr(one, "__self__", one)
         if isinstance(module, nn.Module):
             yield module
