@@ -77,21 +77,95 @@ def test_a_bayesian_network_is_not_made_bayesian_again() -> None:
 def test_modules_that_cannot_be_copied_say_why() -> None:
     with pytest.raises(ValueError, match=r"0\.weight is of a lazy module and has no size yet"):
         br.bayesianize(nn.Sequential(nn.LazyLinear(2)))
-    normed = plain()
-    normed.computed = 2 * normed.weight  # as the old torch.nn.utils.weight_norm does
-    with pytest.raises(ValueError, match=r"use torch\.nn\.utils\.parametrizations"):
-        br.bayesianize(normed)
+    net = nn.Sequential(plain())
+    for computed in (net[0](torch.zeros(3)), [{"h": net[0].weight.sum()}]):
+        net[0].left = computed
+        with pytest.raises(ValueError, match=r"^0\.left was computed from weights.*prune\.remove"):
+            br.bayesianize(net)
     model = br.bayesianize(nn.utils.parametrizations.weight_norm(plain()))
     assert model(torch.zeros(1, 3)).shape == (1, 2)
 
 
-def test_an_output_of_another_kind_is_named() -> None:
-    class Named(nn.Linear):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {"logits": super().forward(x)}
+class Remembering(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = super().forward(x)
+        return self.last
 
+
+@pytest.mark.parametrize("use", [br.sparse_network, lambda model: br.sharpen(model, "*", 0.1, 0.2)])
+def test_a_model_that_cannot_be_copied_says_why(use: Callable[[br.Bayesian], object]) -> None:
+    model = br.bayesianize(Remembering(3, 2))
+    model(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match=r"last was computed from weights.*torch\.no_grad\(\)"):
+        use(model)
+    with torch.no_grad():
+        model(torch.zeros(1, 3))
+    use(model)
+
+
+class Wrapping(nn.Module):
+    """Whose own layer is run by a function that it was given when it was made."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.after = plain(), nn.Identity()
+        self.run = self.layer.forward
+        if way == "attribute":
+            self.run = lambda x: self.layer(x)
+        elif way == "hook":
+            self.after.register_forward_hook(lambda module, given, x: x * self.layer.bias)
+        elif way == "forward":
+            forward = self.layer.forward
+            self.layer.forward = lambda x: forward(x) + 1  # type: ignore[method-assign]
+            self.run = self.layer
+        elif way == "default":
+            self.steps = [lambda x, layer=self.layer: layer(x)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.run(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("attribute", "run"),
+        ("hook", "_forward_hooks"),
+        ("forward", "forward"),
+        ("default", "steps"),
+    ],
+)
+def test_functions_made_around_a_layer_are_refused(way: str, name: str) -> None:
+    """A copy would run the layer of the network that it is a copy of, and draw nothing."""
+    with pytest.raises(ValueError, match=rf"keeps Wrapping.*<lambda> in its attribute '{name}'"):
+        br.bayesianize(Wrapping(way))
+    model = br.bayesianize(Wrapping("method"), br.Gaussian(0.1)).train()
+    assert not torch.equal(model(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+class Named(nn.Linear):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(x)}
+
+
+def test_data_parallel_is_refused() -> None:
+    """Its copies of each forward would keep the draw, and `kl` find none."""
+    with pytest.raises(RuntimeError, match="use DistributedDataParallel"):
+        br.bayesianize(plain())._replicate_for_data_parallel()
+
+
+def test_an_output_of_another_kind_is_named() -> None:
     with pytest.raises(TypeError, match=r"reads a tensor.* the module returns a dict; give an"):
         br.predict(br.bayesianize(Named(3, 2)), torch.zeros(1, 3))
+
+
+def test_an_output_may_be_made_of_a_known_one() -> None:
+    class Logits(br.Categorical):
+        def moments(self, raw: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+            return super().moments(raw["logits"])
+
+    model, x = br.bayesianize(Named(3, 2)), torch.ones(1, 3)
+    found = br.predict(model, x, samples=0, output=Logits()).mean
+    assert torch.equal(found, model.eval()(x)["logits"].softmax(-1))
 
 
 def test_a_file_is_no_place_for_a_model(tmp_path: Path) -> None:

@@ -121,6 +121,44 @@ def test_other_layers_stay() -> None:
             torch.testing.assert_close(network(x)[0], model(x)[0])
 
 
+def test_layers_that_do_more_than_their_class_stay() -> None:
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)), nn.LSTM(8, 8))
+    net[0].register_forward_hook(lambda layer, given, found: 2 * found)
+    net[1].register_forward_pre_hook(lambda layer, given: (given[0] + 1,))
+    net[2].forward = net[2].extra_repr  # type: ignore[assignment]
+    net[3].register_forward_hook(lambda layer, given, found: found[0].tanh())
+    kinds = [type(layer) for layer in sparse_network(pruned(net, 0.9))]  # type: ignore[arg-type]
+    assert kinds == [type(layer) for layer in net]
+
+
+def test_layers_in_numbers_without_sparse_products_stay() -> None:
+    model = pruned(nn.Linear(8, 8).bfloat16(), 0.9)
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    assert torch.equal(sparse_network(model)(x), model(x))
+
+
+class Asks(nn.Module):
+    """Asks its layers for what theirs have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(8, 6, 2), nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = x.new_zeros(self.rnn.num_layers, x.shape[1], self.rnn.hidden_size)
+        y = self.rnn(x.to(self.out.weight.dtype), (zeros, zeros))[0]
+        again = nn.functional.linear(y, self.out.weight, self.out.bias)
+        return self.out(y) + again.view(*y.shape[:2], self.out.out_features)
+
+
+def test_a_sparse_layer_answers_like_the_one_it_replaces() -> None:
+    model, x = pruned(Asks()), torch.randn(5, 2, 8)
+    network = sparse_network(model, 0.5)
+    assert isinstance(network.rnn, SparseLSTM)
+    assert isinstance(network.out, SparseLinear)
+    torch.testing.assert_close(network(x), model(x).detach())
+
+
 def test_packed_sequences_are_refused() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 8), [5, 3])
     model = pruned(nn.LSTM(8, 6), 0.9)

@@ -6,7 +6,6 @@ that anyone can read a model without this package. For exact resumption see trai
 A pruned weight is stored sparsely, and one that is rounded is coded: see packing.py.
 """
 
-import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from bayesrnn.bayes import (
     bayesianize,
     check_bayesian,
 )
-from bayesrnn.bayes.bayesianize import plain_copy
+from bayesrnn.bayes.bayesianize import assembled, choose, plain_copy
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
@@ -320,13 +319,12 @@ def _rebuild(
     posteriors: list[Posterior],
     priors: list[Prior],
 ) -> Bayesian:
-    pattern = {name: glob.escape(name) for name in weights}
-    return bayesianize(
+    return assembled(
         module,
-        {pattern[name]: posteriors[facts["posterior"]] for name, facts in weights.items()},
-        {pattern[name]: priors[facts["prior"]] for name, facts in weights.items()},
-        where=list(pattern.values()),
-        input_axis={pattern[name]: facts["axis"] for name, facts in weights.items()},
+        choose(module, lambda name, _: name in weights),
+        {name: posteriors[facts["posterior"]] for name, facts in weights.items()},
+        {name: priors[facts["prior"]] for name, facts in weights.items()},
+        {name: facts["axis"] for name, facts in weights.items()},
     )
 
 
@@ -337,8 +335,7 @@ def _fill(
     values: list[tuple[Prior, Mapping[str, float]]],
 ) -> None:
     own = model.module.state_dict()
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+    model.module.load_state_dict({name: tensors[name] for name in own}, strict=False)
     for block in model.each_block():
         loc = block.layout.join({w.name: tensors[f"{w.name}.loc"] for w in block.layout.weights})
         scale = None

@@ -5,13 +5,13 @@ zeros are kept as compressed rows. That is meant for batch 1, where reading the 
 time; benchmarks/pruning.py measures where it pays. `text_reader` takes it where it does for a text.
 """
 
-import copy
 import warnings
 
 import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesianize import copied
 from bayesrnn.errors import require
 from bayesrnn.models.linear import is_linear
 
@@ -24,6 +24,8 @@ PAYS_FROM = 0.95
 LSTM_FROM = 1 << 20
 """The recurrent weights of a layer from which that holds for an LSTM: a smaller one's are in the
 cache, and nn.LSTM's own loop costs less than this one's."""
+PRODUCTS = (torch.float32, torch.float64)
+"""The numbers that torch has sparse products of."""
 
 
 def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) -> nn.Module:
@@ -31,7 +33,7 @@ def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) 
 
     Its `nn.Linear` and `nn.LSTM` layers (of one direction, without projections) are replaced where
     at least that part of their weights is 0, an `nn.LSTM` only with so many recurrent weights a
-    layer; everything else is as it was.
+    layer; everything else is as it was, and so are layers with hooks or a forward of their own.
     """
     check_bayesian(model)
     require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))
@@ -66,7 +68,7 @@ def text_reader(model: Bayesian, streams: int) -> nn.Module | None:
 
 def plain_network(model: Bayesian) -> nn.Module:
     """A copy of the wrapped network with its weights at the mean, on the CPU, in eval mode."""
-    network = copy.deepcopy(model.module)
+    network = copied(model.module)
     paths = {layer: path for path, layer in model.module.named_modules()}
     for name, (loc, _) in model.moments().items():
         weight = nn.Parameter(loc.detach().cpu().clone(), requires_grad=False)
@@ -76,6 +78,8 @@ def plain_network(model: Bayesian) -> nn.Module:
 
 
 def _replacement(layer: nn.Module, at_least: float, lstm_from: int) -> nn.Module | None:
+    if not _runs_as_ever(layer):
+        return None
     if is_linear(layer) and _zeros(layer.weight) >= at_least:
         return SparseLinear(layer)
     if type(layer) is nn.LSTM and not layer.bidirectional and layer.proj_size == 0:
@@ -85,6 +89,12 @@ def _replacement(layer: nn.Module, at_least: float, lstm_from: int) -> nn.Module
         zeros = sum(_zeros(w) * w.numel() for w in matrices) / sum(w.numel() for w in matrices)
         return SparseLSTM(layer) if zeros >= at_least else None
     return None
+
+
+def _runs_as_ever(layer: nn.Module) -> bool:
+    """Whether it does what its class says and no more, in numbers with sparse products."""
+    more = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return not more and all(p.dtype in PRODUCTS for p in layer.parameters(recurse=False))
 
 
 def _zeros(weight: Tensor) -> float:
@@ -113,15 +123,16 @@ def product(rows: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class SparseLinear(nn.Module):
-    """`nn.Linear` by compressed rows."""
+    """`nn.Linear` by compressed rows, which are its `weight` to modules that ask for that."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.rows = compressed(layer.weight)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = compressed(layer.weight)
         self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(self.rows, x, self.bias)
+        return product(self.weight, x, self.bias)
 
 
 class SparseLSTM(nn.Module):
@@ -129,7 +140,9 @@ class SparseLSTM(nn.Module):
 
     def __init__(self, layer: nn.LSTM) -> None:
         super().__init__()
-        self.hidden, self.batch_first = layer.hidden_size, layer.batch_first
+        self.input_size, self.hidden_size = layer.input_size, layer.hidden_size
+        self.num_layers, self.batch_first = layer.num_layers, layer.batch_first
+        self.bidirectional, self.proj_size = False, 0
         self.inputs: list[Tensor] = []
         self.recurrent: list[Tensor] = []
         self.biases: list[Tensor | None] = []
@@ -159,7 +172,7 @@ class SparseLSTM(nn.Module):
         elif self.batch_first:
             x = x.transpose(0, 1)
         if state is None:
-            zeros = x.new_zeros(len(self.inputs), x.shape[1], self.hidden)
+            zeros = x.new_zeros(len(self.inputs), x.shape[1], self.hidden_size)
             state = zeros, zeros
         ends: list[Pair] = []
         for index, rows in enumerate(self.inputs):

@@ -3,13 +3,14 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bayes.reference import by_name, gradient_by_name, last_draw, log_prior
@@ -56,6 +57,21 @@ class Autoencoder(nn.Module):
         code = torch.tanh(x @ self.basis.T + self.shifts[0])
         out = code @ self.basis + self.shifts[1]
         return {"code": code, "out": self.gain * out if twice else out + self.gain}
+
+
+class Parts(nn.Module):
+    """Takes parts of a list of parameters, and copies of a dictionary of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterList([torch.randn(5, 5) for _ in range(3)])
+        self.rows = nn.ParameterDict({"a": torch.randn(5), "b": torch.randn(5)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for matrix in self.matrices[:-1]:
+            x = torch.tanh(x @ matrix)
+        copied, joined = self.rows.copy(), {"c": torch.ones(5)} | (self.rows | {})
+        return (x @ self.matrices[-1] + copied["a"]) * joined["b"] * joined["c"]
 
 
 def packed(x: Tensor) -> PackedSequence:
@@ -106,6 +122,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
         (torch.randn(5, 2, 4), torch.randn(5, 2, 4), torch.randn(5, 2, 4)),
     ),
     "own module": lambda: (Autoencoder(), (torch.randn(4, 5),)),
+    "parts of lists": lambda: (Parts(), (torch.randn(4, 5),)),
     "tied": lambda: (Tied(), (torch.randint(7, (6, 2)),)),
 }
 every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
@@ -369,7 +386,7 @@ def test_weights_that_cannot_be_drawn_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="empty has no elements"):
         bayesianize(net)
     net.empty = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"empty is torch\.complex64"):
+    with pytest.raises(ValueError, match=r"empty is torch\.complex64.* leave it out"):
         bayesianize(net)
     assert bayesianize(net, where=["0.*", "2.*"]).weight_count == 3 * 4 + 4 + 4 * 2 + 2
 
@@ -573,6 +590,15 @@ def test_a_deep_copy_is_identical_and_independent() -> None:
     assert not torch.equal(twin(x)[0], states[0])
 
 
+def test_a_traced_network_can_be_copied() -> None:
+    """torch.fx copies what its graph reads, and not what is found between forwards."""
+    net, x = torch.fx.symbolic_trace(nn.Linear(5, 4)), torch.randn(4, 5)
+    copied = copy.deepcopy(bayesianize(net, Gaussian(0.3))).eval()
+    assert torch.equal(copied(x), net(x))
+    copied.train()(x).sum().backward()
+    assert all(p.grad is not None for p in copied.parameters())
+
+
 def test_a_deep_copy_inside_hold_keeps_the_draw() -> None:
     model, x = bayesianize(nn.Linear(3, 2), Gaussian(0.3)), torch.randn(1, 3)
     with model.hold():
@@ -622,6 +648,40 @@ def test_functional_call_replaces_the_learnt_tensors() -> None:
     torch.manual_seed(1)
     assert torch.equal(model(x), one)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_gradients_of_single_examples_are_those_at_one_draw() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = bayesianize(net, Gaussian(0.3))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+
+    def loss(network: nn.Module, tensors: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
+        return (functional_call(network, tensors, (one[None],)) - target).square().sum()
+
+    def each(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        of_one = grad(partial(loss, network))
+        found: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0, 0))(tensors, x, y)
+        return found
+
+    tensors = {name: p.detach() for name, p in model.named_parameters()}
+    model.resample()
+    with model.hold():
+        found = each(model, tensors)
+        slopes = vmap(jacrev(model))(x)
+        with pytest.raises(RuntimeError, match=r"vmap over a model's own tensors"):
+            vmap(lambda loc: functional_call(model, {"blocks.0.loc": loc}, (x,)))(
+                torch.zeros(2, *tensors["blocks.0.loc"].shape)
+            )
+    theta = last_draw(model)
+    expected = each(net, theta)
+    for index in range(len(x)):
+        one = {name: flat[index] for name, flat in found.items()}
+        for place, block in enumerate(model.blocks):
+            for name, gradient in block.layout.split(one[f"blocks.{place}.loc"]).items():
+                torch.testing.assert_close(gradient, expected[name][index])
+    torch.testing.assert_close(
+        slopes, vmap(jacrev(lambda row: functional_call(net, theta, (row,))))(x)
+    )
 
 
 @pytest.mark.parametrize(

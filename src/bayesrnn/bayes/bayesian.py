@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes.binding import Binding, Slot, beside_if_late
+from bayesrnn.bayes.binding import Binding, Slot, beside_if_late, without_places
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.charge import Charge, state_of
 from bayesrnn.bayes.gradients import draw_of, kl_of, lay, local_kl_of, local_log_ratio_of
@@ -54,6 +54,7 @@ class Bayesian(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.priors = nn.ModuleList(priors)
         self.binding = Binding(module, blocks, slots)
+        module.register_state_dict_post_hook(without_places)
         self._masks = [part for part in module.modules() if isinstance(part, Mask)]
         self.looking = True  # whether posteriors that look at the data do, in training
         self._mode: Literal["auto", "mean", "sample"] = "auto"
@@ -517,6 +518,12 @@ class Bayesian(nn.Module):
         for hyper in self.priors:
             assert isinstance(hyper, Hyper)
             yield hyper
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise RuntimeError(
+            "nn.DataParallel runs copies of a model that it forgets, with their draws and the KL: "
+            "use DistributedDataParallel"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without what belongs to a batch, a graph or a `with` block. (Its next forward

@@ -5,8 +5,9 @@ are no Bayesian layers: before the wrapped module runs, its weights are set to a
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import CellType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from bayesrnn.bayes.bayesian import Bayesian, uncompiled
-from bayesrnn.bayes.binding import Slot, set_weight
+from bayesrnn.bayes.binding import PARTED, Slot, set_weight
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
 from bayesrnn.bayes.kl import check_pair
@@ -23,7 +24,10 @@ from bayesrnn.bayes.posterior import Gaussian, Posterior
 from bayesrnn.bayes.prior import Prior, ScaleMixture
 
 Where = Callable[[str, nn.Parameter], bool] | str | Sequence[str]
+Chosen = dict[str, tuple[nn.Parameter, list[str]]]
+"""Parameters by first name, each with all its names."""
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 
 
 def bayesianize(
@@ -60,8 +64,7 @@ def bayesianize(
             "again; give bayesianize the plain network (model.module is without weights)"
         )
     module = plain_copy(module)
-    chosen = _choose(module, where)
-    _check_kept_once(module, {p: names[0] for p, names in chosen.values()})
+    chosen = choose(module, where)
     names = {name: aliases for name, (_, aliases) in chosen.items()}
     posterior = Gaussian() if posterior is None else posterior
     prior = ScaleMixture() if prior is None else prior
@@ -70,6 +73,20 @@ def bayesianize(
     posteriors = _assign(names, posterior, "posterior")
     priors = _assign(names, prior, "prior")
     axes = _axes(module, names, input_axis or {})
+    return assembled(module, chosen, posteriors, priors, axes, generator)
+
+
+def assembled(
+    module: nn.Module,
+    chosen: Chosen,
+    posteriors: Mapping[str, Posterior],
+    priors: Mapping[str, Prior],
+    axes: Mapping[str, int | None],
+    generator: torch.Generator | None = None,
+) -> Bayesian:
+    """The model that takes this module over, given all that is known of each chosen weight."""
+    _check_kept_once(module, {p: aliases[0] for p, aliases in chosen.values()})
+    names = {name: aliases for name, (_, aliases) in chosen.items()}
     objects: list[Prior] = []
     members: dict[tuple[object, ...], list[str]] = {}
     for name in _layout_order(module, names):
@@ -108,15 +125,8 @@ def plain_copy(module: nn.Module) -> nn.Module:
                 f"{name} is of a lazy module and has no size yet; run the module once, on any "
                 "input of the right size, before bayesianize"
             )
-    try:
-        module = uncompiled(copy.deepcopy(module))
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        raise ValueError(
-            "the module holds a tensor that was computed from its weights and cannot be copied, as "
-            "torch.nn.utils.weight_norm makes one; use torch.nn.utils.parametrizations instead"
-        ) from error
+    _check_functions(module)
+    module = uncompiled(copied(module))
     for part in list(module.modules()):
         for name, own in list(part._modules.items()):
             if uncompiled(own) is not own:
@@ -133,6 +143,65 @@ def plain_copy(module: nn.Module) -> nn.Module:
     return module
 
 
+def copied(module: M) -> M:
+    """A deep copy; what torch does not copy is named."""
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            f"{_computed(module)} was computed from weights, and torch copies no such tensor: if a "
+            "forward left it there, run one under torch.no_grad(); if torch.nn.utils.weight_norm, "
+            "spectral_norm or prune made it, use torch.nn.utils.parametrizations, or prune.remove"
+        ) from error
+
+
+def _check_functions(module: nn.Module) -> None:
+    """Refuse a network that keeps functions made around its own layers: torch copies none, so that
+    the copy would run the layers of the network that it is a copy of."""
+    own = set(module.modules())
+    for part in module.modules():
+        for name, value in vars(part).items():
+            for one in _inside(value):
+                if isinstance(one, FunctionType) and not own.isdisjoint(_modules_of(one)):
+                    raise ValueError(
+                        f"{type(part).__name__} keeps {one.__qualname__} in its attribute "
+                        f"{name!r}, a function that uses the network itself, which a copy would "
+                        "run with the old weights: make it a method of the class"
+                    )
+
+
+def _modules_of(function: FunctionType) -> Iterator[nn.Module]:
+    """Those that a function has from where it was made, themselves or by a method."""
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    compiled = hasattr(function, "_torchdynamo_orig_callable")  # `plain_copy` knows those
+    for one in () if compiled else (*held, *(function.__defaults__ or ())):
+        module = getattr(one, "__self__", one)
+        if isinstance(module, nn.Module):
+            yield module
+
+
+def _computed(module: nn.Module) -> str:
+    """Where a module keeps a tensor that torch does not copy."""
+    for path, part in module.named_modules():
+        for name, value in {**part._buffers, **vars(part)}.items():
+            if any(isinstance(one, Tensor) and not one.is_leaf for one in _inside(value)):
+                return f"{path}.{name}" if path else name
+    return "what the module keeps"
+
+
+def _inside(value: object) -> Iterator[object]:
+    """What an attribute holds, itself or in lists and the like."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _inside(one)
+    else:
+        yield value
+
+
 def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:
     """Which axis holds the input units, whose outgoing weights a grouped prior takes together.
 
@@ -146,7 +215,7 @@ def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:
     return 0 if isinstance(owner, first) else 1
 
 
-def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, list[str]]]:
+def choose(module: nn.Module, where: Where) -> Chosen:
     """The chosen parameters by first name, each with all its names (several where it is tied)."""
     aliases: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -179,7 +248,10 @@ def _choose(module: nn.Module, where: Where) -> dict[str, tuple[nn.Parameter, li
                 "made of, or leave it out with where=..."
             )
         if not parameter.is_floating_point():
-            raise ValueError(f"{names[0]} is {parameter.dtype}: only real numbers can be drawn")
+            raise ValueError(
+                f"{names[0]} is {parameter.dtype}: only real numbers can be drawn; leave it out "
+                "with where=..."
+            )
         if parameter.numel() == 0:
             raise ValueError(f"{names[0]} has no elements; leave it out with where=...")
         owner = _owner(module, names[0])
@@ -200,8 +272,7 @@ def _check_kept_once(module: nn.Module, chosen: Mapping[nn.Parameter, str]) -> N
         for name, value in vars(part).items():
             if name in ("_parameters", "_flat_weights"):  # where draws do
                 continue
-            inside = value.values() if isinstance(value, Mapping) else value
-            for one in inside if isinstance(value, (list, tuple, Mapping)) else [value]:
+            for one in _inside(value):
                 if isinstance(one, nn.Parameter) and one in chosen:
                     raise ValueError(
                         f"{type(part).__name__} keeps {chosen[one]} in its attribute {name!r} as "
@@ -291,6 +362,7 @@ def _empty(module: nn.Module, names: Mapping[str, Sequence[str]]) -> dict[str, l
             slots.setdefault(name, []).append((module.get_submodule(path), local))
     for places in slots.values():
         for owner, local in places:
+            owner.__class__ = PARTED.get(type(owner), type(owner))
             set_weight(owner, local, None)
     return slots
 

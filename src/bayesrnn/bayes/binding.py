@@ -59,7 +59,7 @@ class Binding:
                     continue
                 for name, tensor in tensors.items():
                     for layer, local in self.places(name):
-                        undo.callback(set_weight, layer, local, layer._parameters[local])
+                        undo.callback(set_weight, layer, local, layer._parameters.get(local))
                         set_weight(layer, local, tensor)
             if dtype is not None:
                 for layer in self._module.modules():
@@ -134,6 +134,41 @@ class Away:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name}: {self.ERROR}")
+
+    def detach(self) -> "Away":
+        """Asked for by layers that save their weights themselves."""
+        return self
+
+
+def without_places(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+    """A hook of `state_dict`: empty places are nothing to save."""
+    for name in [name for name, value in state.items() if isinstance(value, Away)]:
+        del state[name]
+
+
+class DrawnList(nn.ParameterList):
+    """One whose parts hold the draws themselves: torch's make parameters of them, which no gradient
+    comes back from."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index] if isinstance(index, slice) else super().__getitem__(index)
+
+
+class DrawnDict(nn.ParameterDict):
+    """The same of a dictionary: of its copies."""
+
+    def copy(self) -> dict[str, Any]:  # type: ignore[override]
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self.copy() | dict(other.items())
+
+    def __ror__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]
+        return dict(other.items()) | self.copy()
+
+
+PARTED: dict[type, type] = {nn.ParameterList: DrawnList, nn.ParameterDict: DrawnDict}
+"""What containers become where draws are set into them."""
 
 
 def set_weight(owner: nn.Module, local: str, tensor: Tensor | None) -> None:

@@ -94,6 +94,19 @@ class DrawTheta(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, block: Block, prior: Any, noise: Tensors, *parameters: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[None, ...]]:
+        """One draw for all that is mapped over, whose gradients differ."""
+        if any(dim is not None for dim in in_dims[-len(parameters) :]):
+            raise RuntimeError(
+                "vmap over a model's own tensors is not available where its weights are drawn, "
+                'only over what it reads: use weights("mean"), or one call for each'
+            )
+        theta = DrawTheta.apply(block, prior, noise, *parameters)
+        return theta, (None,) * len(theta)
+
+    @staticmethod
     @untraced
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         block: Block = ctx.block

@@ -1,7 +1,6 @@
 """Sharpening: the posterior that looks at the data (Fortunato 2017, Section 4), and a trained model
 that looks at them, whether or not it was trained to."""
 
-import copy
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesianize import copied
 from bayesrnn.bayes.posterior import Gaussian, Tensors, fill_normal
 from bayesrnn.errors import Invalid, require
 
@@ -191,7 +191,7 @@ def sharpen(
     ['gaussian', 'sharpened']
     """
     check_bayesian(model)
-    model = copy.deepcopy(model)
+    model = copied(model)
     found = False
     for block in model.each_block():
         chosen = {weight.name: fnmatchcase(weight.name, where) for weight in block.layout.weights}

@@ -13,7 +13,6 @@ where it is, what it does not know learns fast. That is the first-order step of 
 N(mu, sigma^2) as the prior of a segment's weights, its posterior's mode is at mu - sigma^2 g.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.bayes import Bayesian, check_bayesian
+from bayesrnn.bayes.bayesianize import copied
 from bayesrnn.bayes.passes import clip_pass
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError, require
@@ -164,7 +164,7 @@ class Learner:
         self.rate, self.clip = rate, clip
         self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
         self._worst: float | None = None  # a loss above this one has diverged
-        self.model = copy.deepcopy(model).eval()
+        self.model = copied(model).eval()
         for part in self.model.modules():
             # cuDNN runs backward in train mode alone. A subclass may do more there: left as it is.
             if isinstance(part, nn.RNNBase) and type(part) in CELLS.values():

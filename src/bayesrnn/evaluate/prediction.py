@@ -42,7 +42,7 @@ def predict(
             with drawn(member, samples, generator):
                 raw = member(*inputs, **named_inputs)
             first = raw[0] if isinstance(raw, tuple) else raw
-            if isinstance(kind, Categorical | Normal) and not isinstance(first, Tensor):
+            if type(kind) in (Categorical, Normal) and not isinstance(first, Tensor):
                 raise TypeError(
                     f"{type(kind).__name__}() reads a tensor, or the first of a tuple, and "
                     f"the module returns a {type(first).__name__}; give an output=... of your own "
