@@ -36,6 +36,7 @@ PAIRS = {
     "normal": br.Normal(0.1, 0.7),
     "fitted normal": br.Normal("fit", "fit"),
     "laplace": br.Laplace(0.0, 0.4),
+    "the start": br.Normal("start", "start"),
 }
 
 
@@ -72,6 +73,9 @@ def test_every_pass_over_the_weights_is_one_graph_with_the_same_result(
     torch.manual_seed(1)
     net = br.LanguageModel(11, 5, 7, 2).double()
     model = br.bayesianize(net, br.Gaussian((0.05, 0.3)), prior)
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from the start
+            parameter += 0.1 * torch.randn_like(parameter)
     if pruned is not None:
         br.prune(model, pruned)
     expected = one_step(model, compiled=False)

@@ -23,6 +23,7 @@ from bayesrnn.bayes import (
     bayesianize,
     sharpen,
     weight_bits,
+    with_prior,
 )
 from bayesrnn.compress import (
     Compressed,
@@ -238,5 +239,6 @@ __all__ = [
     "text_uncertainty",
     "train",
     "weight_bits",
+    "with_prior",
     "write_predictions",
 ]

@@ -26,6 +26,7 @@ from bayesrnn.packing import check_step, coded_bytes, from_levels, to_levels
 from bayesrnn.saving import (
     TENSORS,
     dense_bytes,
+    has_own_priors,
     load,
     load_recipe,
     means_alone,
@@ -205,6 +206,11 @@ def compress_run(
     recipe, model = load_recipe(run), load(run).to(place)
     if scale and means_alone(model, recipe):
         raise UserError(f"{run} holds means alone, no scales that could be kept; leave out --scale")
+    if scale and has_own_priors(model):
+        raise UserError(
+            f"the prior of {run} is where it began, which takes more room than the rounded "
+            "weights; leave out --scale"
+        )
     if data or step is None:
         recipe = with_data(run, recipe, data)
     figure = before = after = None

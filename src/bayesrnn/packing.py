@@ -1,7 +1,8 @@
 """How a drawn weight lies in a model file: whole, sparse where some of it was pruned, or coded.
 
 Sparse: `<name>.keep` has a bit a weight in the order of memory, 1 where it is left (eight to a
-byte, the lowest bit first), and `<name>.loc` and `<name>.scale` one number for each that is left.
+byte, the lowest bit first), and `<name>.loc`, `<name>.scale` and so on one number for each that is
+left.
 
 Coded: every mean is a multiple of one step. `<name>.levels` is an xz stream of those multiples,
 whole numbers in the order of memory, with the lowest byte first. A point of level 0 counts as
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from bayesrnn.errors import UserError, require
 
+EACH = ("loc", "scale", "prior_loc", "prior_scale")
+"""What there may be of each weight: of its posterior, and of a prior that is its own."""
 LEVELS = {"int8": "<i1", "int16": "<i2", "int32": "<i4"}
 """What levels may be stored as: the first that holds them all."""
 MOST_LEVELS = 2**31 - 1
@@ -46,7 +49,7 @@ def pack(
     if step is None:
         if keep is None:
             return stored, {}
-        left = {key: named[key][keep] for key in ("loc", "scale") if key in named}
+        left = {key: named[key][keep] for key in EACH if key in named}
         return stored | left, {"shape": list(keep.shape)}
     loc = stored.pop("loc")
     stored["levels"], kind = _encode(to_levels(loc, step))
@@ -93,7 +96,7 @@ def _filled_up(
     """A sparse weight with zeros where nothing is left."""
     keep = _mask(name, tensors[f"{name}.keep"], facts["shape"])
     left, parts = int(keep.sum()), {"keep": keep}
-    for part in ("loc", "scale"):
+    for part in EACH:
         key = f"{name}.{part}"
         if key not in tensors:
             continue

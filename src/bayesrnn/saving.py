@@ -1,7 +1,8 @@
 """Models on disk: `config.json` and `model.safetensors`, by the wrapped module's own names.
 
-`<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>` for any other tensor, so
-that anyone can read a model without this package. For exact resumption see train/checkpoint.py.
+`<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>.prior_loc` and
+`<name>.prior_scale` where its prior is its own, `<name>` for any other tensor, so that anyone can
+read a model without this package. For exact resumption see train/checkpoint.py.
 
 A pruned weight is stored sparsely, and one that is rounded is coded: see packing.py.
 """
@@ -40,7 +41,7 @@ from bayesrnn.models import (
     SpeechSettings,
     build_speech_network,
 )
-from bayesrnn.packing import Misfit, pack, stored_shapes, unpack
+from bayesrnn.packing import EACH, Misfit, pack, stored_shapes, unpack
 from bayesrnn.recipe import (
     POSTERIORS,
     PRIORS,
@@ -91,6 +92,11 @@ def save_own(
     if others:
         raise UserError(f"{path} holds more than a model ({others[0]}); choose another folder")
     _check_kinds(model, mean_only)
+    if step is not None and not mean_only and has_own_priors(model):
+        raise UserError(
+            "cannot round a model whose prior is its start: that would take more room than the "
+            "rounded weights; leave out its scales, or give it another prior with br.with_prior"
+        )
     model.fit_priors()
     tensors: dict[str, Tensor] = dict(model.module.state_dict())
     for name, value in tensors.items():
@@ -128,6 +134,11 @@ def save_own(
         "priors": priors,
     }
     write_folder(path, "model", CONFIG, {TENSORS: tensors}, settings)
+
+
+def has_own_priors(model: Bayesian) -> bool:
+    """Whether the prior of some weight is its own, from where it began."""
+    return any(block.start for block in model.each_block())
 
 
 def dense_bytes(model: Bayesian) -> int:
@@ -264,6 +275,9 @@ def _tensors_of(block: Block, mean_only: bool) -> dict[str, dict[str, Tensor]]:
         numbers: Tensor = getattr(block, further).detach()
         for weight, number in zip(block.layout.weights, numbers.unbind(), strict=True):
             found[weight.name][further] = number
+    for key, begun in () if mean_only else block.start.items():
+        for name, own in block.layout.split(begun).items():
+            found[name][f"prior_{key}"] = own
     if block.keep is not None:
         for name, keep in block.layout.split(block.keep).items():
             if not keep.all():
@@ -285,7 +299,7 @@ def _check_fits(
     here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     parameters = dict(module.named_parameters())
     tied = {n for n, _ in module.named_parameters(remove_duplicate=False) if n not in parameters}
-    beside = {"keep", "scale"} | {name for cls in POSTERIORS.values() for name in cls.further}
+    beside = {"keep", *EACH[1:]} | {name for cls in POSTERIORS.values() for name in cls.further}
     there = {
         name.removesuffix(".loc") if name.removesuffix(".loc") in weights else name: shape
         for name, shape in shapes.items()
@@ -353,6 +367,9 @@ def _fill(
             whole = block.layout.split(torch.ones_like(loc, dtype=torch.bool))
             keep = {n: whole[n] if mask is None else mask for n, mask in masks.items()}
             block.prune(block.layout.join(keep))
+        for key, begun in block.start.items():
+            own = {w.name: tensors[f"{w.name}.prior_{key}"] for w in block.layout.weights}
+            begun.copy_(block.layout.join(own))
     for hyper in model.each_prior():
         given = next(numbers for prior, numbers in values if prior is hyper.prior)
         for name, tensor in hyper.state_dict().items():

@@ -1,5 +1,6 @@
 """A training that goes on from the model of another run, with other data."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,64 @@ def test_what_does_not_go_on_is_refused_before_anything_is_written(
     assert "no run at" in said(tmp_path / "nowhere")
     cli("prune", begun, "--fraction", 0.5, "--out", tmp_path / "small")
     assert "holds means alone, so its training cannot go on" in said(tmp_path / "small")
+
+
+OWN_PRIOR = ("prior.kind=normal", "prior.loc=start", "prior.scale=start")
+
+
+def test_what_a_run_had_learnt_can_be_the_prior(begun: Path, tmp_path: Path, cli: Cli) -> None:
+    """And it stays that while the training goes on, is interrupted, and goes on again."""
+    data, learnt = other_text(tmp_path), br.load(begun).moments()
+    command = ["train", begun / "recipe.toml", f"data.path={data}", *OWN_PRIOR, "--quiet"]
+    command += ["--start", begun, "--out"]
+    assert cli(*command, tmp_path / "whole").code == 0
+    for more in (["train.max_steps=7"], []):
+        assert cli(*command, tmp_path / "twice", *more).code == 0
+    assert_same_end(tmp_path / "twice", tmp_path / "whole", with_steps=False)
+    model = br.load(tmp_path / "whole")
+    expected = 0.0
+    for name, (loc, scale) in model.moments().items():
+        there = torch.distributions.Normal(*learnt[name])
+        q = torch.distributions.Normal(loc, scale)
+        expected += float(torch.distributions.kl_divergence(q, there).double().sum())
+    assert expected > 1.0
+    with model.weights("sample"):
+        model.resample()
+        assert model.kl().item() == pytest.approx(expected, rel=1e-3)
+    [said] = cli("evaluate", tmp_path / "whole", "--json").out.splitlines()
+    assert json.loads(said)["complexity_nats"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_each_time_it_is_what_was_learnt_last(begun: Path, tmp_path: Path) -> None:
+    recipe = replace(going_on(begun, other_text(tmp_path)), prior=br.Normal("start", "start"))
+    br.train(recipe, tmp_path / "second", quiet=True, start=begun)
+    last = br.load(tmp_path / "second").moments()
+    still = replace(recipe, train=replace(recipe.train, lr=1e-30, epochs=1))
+    br.train(still, tmp_path / "third", quiet=True, start=tmp_path / "second")
+    model = br.load(tmp_path / "third")
+    torch.testing.assert_close(model.moments(), last)
+    with model.weights("sample"):
+        model.resample()
+        assert model.kl().item() == pytest.approx(0.0, abs=1e-3)
+
+
+def test_such_a_run_is_pruned_and_compressed_by_its_means(
+    begun: Path, tmp_path: Path, cli: Cli
+) -> None:
+    recipe = replace(going_on(begun, other_text(tmp_path)), prior=br.Normal("start", "start"))
+    run = tmp_path / "second"
+    br.train(recipe, run, quiet=True, start=begun)
+    pruning = ["prune", run, "--fraction", 0.5, "--retrain", 1, "--quiet"]
+    assert cli(*pruning, "--out", tmp_path / "pruned").code == 0
+    assert cli("compress", run, "--step", 0.01, "--out", tmp_path / "coded").code == 0
+    for small in ("pruned", "coded"):
+        assert cli("evaluate", tmp_path / small).code == 0
+    result = cli("compress", run, "--step", 0.01, "--scale", "--out", tmp_path / "no")
+    assert result.code == 1
+    assert result.errors == [
+        f"the prior of {run} is where it began, which takes more room than the rounded weights; "
+        "leave out --scale"
+    ]
 
 
 def test_a_run_goes_on_from_another_one_alone(begun: Path) -> None:

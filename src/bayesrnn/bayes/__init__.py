@@ -1,7 +1,7 @@
 """Posteriors, priors, their KL, and `bayesianize`."""
 
 from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
-from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis
+from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis, with_prior
 from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.bayes.ensemble import Ensemble, Network, members_of
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
@@ -27,4 +27,5 @@ __all__ = [
     "members_of",
     "sharpen",
     "weight_bits",
+    "with_prior",
 ]

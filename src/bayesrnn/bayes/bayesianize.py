@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from bayesrnn.bayes.bayesian import Bayesian, uncompiled
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
 from bayesrnn.bayes.binding import PARTED, Slot, set_weight
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.hyper import Hyper
@@ -108,10 +108,47 @@ def assembled(
         tensors = {name: chosen[name][0].detach() for name in group}
         index = next(i for i, known in enumerate(objects) if known is priors[group[0]])
         blocks.append(Block(weights, tensors, posteriors[group[0]], index, generator))
+        blocks[-1].begin(priors[group[0]].named("start"))
     like = blocks[0].mean().detach()
     slots = _empty(module, names)
     model = Bayesian(module, blocks, [Hyper(known, like) for known in objects], slots)
     model.training = module.training  # its own alone: a part kept in eval mode stays there
+    model.fit_priors()
+    return model
+
+
+def with_prior(model: Bayesian, prior: Prior | Mapping[str, Prior]) -> Bayesian:
+    """A copy of a model with another prior; what was learnt stays. With `Normal("start", "start")`
+    what was learnt is the prior from here on, so that training with further data, and these alone,
+    goes on as Bayes' rule has it (Nguyen et al. 2018).
+
+    `prior` is one object or a mapping from name pattern to object, as for `bayesianize`; the
+    weights of one layer share one.
+
+    >>> from bayesrnn.bayes.prior import Normal
+    >>> later = with_prior(bayesianize(nn.Linear(3, 2)), Normal("start", "start"))
+    >>> later.train()(torch.zeros(1, 3)).shape, later.kl().item()
+    (torch.Size([1, 2]), 0.0)
+    """
+    check_bayesian(model)
+    _check_kind(prior, Prior, "prior", "Normal(0.0, 1.0)")
+    model = copied(uncompiled(model))
+    blocks = list(model.each_block())
+    names = {weight.name: [weight.name] for block in blocks for weight in block.layout.weights}
+    found = _assign(names, prior, "prior")
+    objects: list[Prior] = []
+    for block in blocks:
+        first, *others = (weight.name for weight in block.layout.weights)
+        for name in others:
+            if found[name] is not found[first]:
+                raise ValueError(f"{first} and {name} are of one layer, and share a prior")
+        check_pair(block.posterior, found[first])
+        if not any(known is found[first] for known in objects):
+            objects.append(found[first])
+        block.prior = next(i for i, known in enumerate(objects) if known is found[first])
+        block.begin(found[first].named("start"))
+    model.priors = nn.ModuleList(Hyper(known, blocks[0].mean().detach()) for known in objects)
+    model.forget_draw()  # its KL was another prior's
     model.fit_priors()
     return model
 

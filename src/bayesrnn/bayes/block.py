@@ -70,6 +70,8 @@ class Block(nn.Module):
         self.register_buffer("keep", None)  # flat, bool: which weights are left; None: all
         self.keep: Tensor | None
         self._left: Tensor | None = None  # where `keep` is set
+        self.register_buffer("start_loc", None)  # flat, where the prior is the start
+        self.register_buffer("start_scale", None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy: without what belongs to one forward, or to a `with` block."""
@@ -146,14 +148,47 @@ class Block(nn.Module):
         return self._left
 
     def left(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Mean and standard deviation (None for a point) of the weights left."""
+        """Mean (where the prior is around the start: its distance from there) and standard
+        deviation (None for a point) of the weights left."""
+        begun = self.start.get("loc")
         if self.keep is None:
-            return list(self.moments().values())
+            moments = self.moments()
+            starts = {} if begun is None else self.layout.split(begun)
+            return [
+                (loc - starts[name] if starts else loc, scale)
+                for name, (loc, scale) in moments.items()
+            ]
         parameters = self.parameters_by_name
-        flat = self.posterior.mean(parameters), self.posterior.std(parameters)
+        mean = self.posterior.mean(parameters)
+        flat = mean if begun is None else mean - begun, self.posterior.std(parameters)
         loc, scale = (None if f is None else f.detach()[self.where_left()] for f in flat)
         assert loc is not None
         return [(loc, scale)]
+
+    # --- the start ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, names: Sequence[str]) -> None:
+        """Here begins what a prior takes of the start: "loc", "scale", both or nothing."""
+        now = {"loc": self.mean(), "scale": self.posterior.std(self.parameters_by_name)}
+        for name, flat in now.items():
+            assert flat is not None or name not in names  # `check_pair` has refused it
+            begun = None if flat is None or name not in names else flat.detach().clone()
+            self.register_buffer(f"start_{name}", begun)
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        """What the prior takes of it, flat."""
+        both = {"loc": self.start_loc, "scale": self.start_scale}
+        return {name: flat for name, flat in both.items() if isinstance(flat, Tensor)}
+
+    def starts(self, limit: int | None) -> list[dict[str, Tensor]]:
+        """The same of each piece, as `cut` gives them."""
+        cuts = {name: self.layout.cut(flat, limit) for name, flat in self.start.items()}
+        return [
+            {name: widened(flat[i]) for name, flat in cuts.items()}
+            for i in range(len(self.layout.pieces(limit)))
+        ]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """With the weights' names and shapes, which the flat tensors do not tell."""
@@ -301,7 +336,7 @@ class Block(nn.Module):
         as_they_lie = limit is None and losses
         of_losses = losses if as_they_lie else self.layout.cut_each(losses, limit)
         run = self.run(gradient_pass)
-        starts = self.layout.starts(limit)
+        places, begun = self.layout.starts(limit), self.starts(limit)
         shared: dict[str, dict[Weight, list[Tensor]]] = {
             name: {w: [] for w in self.layout.weights} for name in self.posterior.further
         }
@@ -317,7 +352,7 @@ class Block(nn.Module):
             if precision is not None and limit is None:
                 precision = precision.expand(weight.shape).view(shape)
             elif precision is not None and len(precision.shape) and not reaches:
-                precision = precision[starts[i] : starts[i] + piece.shape[0]]
+                precision = precision[places[i] : places[i] + piece.shape[0]]
             given = viewed(tensors, shape), viewed(noise, shape)
             of_loss = None if of_loss is None else of_loss.view(shape)
             further = run(
@@ -326,7 +361,7 @@ class Block(nn.Module):
                 prior,
                 exact,
                 weight.axis,
-                charge.values,
+                {**charge.values, **viewed(begun[i], shape)},
                 precision,
                 charge.weight,
                 charge.local,

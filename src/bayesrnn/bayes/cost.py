@@ -68,6 +68,7 @@ def _costs(block: Block, hyper: Hyper, weights: Sequence[Weight]) -> dict[str, T
     noise = {name: layout.split(flat) for name, flat in block.noise.items()}
     keep = None if block.keep is None else layout.split(block.keep)
     values = {name: v.item() if isinstance(v, Tensor) else v for name, v in hyper.values().items()}
+    starts = {name: layout.split(flat) for name, flat in block.start.items()}
     costs: dict[str, Tensor] = {}
     for weight in weights:
         name = weight.name
@@ -77,7 +78,8 @@ def _costs(block: Block, hyper: Hyper, weights: Sequence[Weight]) -> dict[str, T
             {key: tensors[name].double() for key, tensors in noise.items()},
         )
         left = torch.ones_like(draw.theta) if keep is None else keep[name].to(draw.theta)
-        cost = _each(draw, block, hyper, weight, values, left)
+        own = {**values, **{key: begun[name].double() for key, begun in starts.items()}}
+        cost = _each(draw, block, hyper, weight, own, left)
         costs[name] = cost.where(left > 0, 0.0).to(given["loc"][name].dtype)
     return costs
 
@@ -89,13 +91,15 @@ def _each(
     prior = hyper.prior
     exact = exact_pair(block.posterior, prior, "auto")
     assert draw.scale is not None
+    whole = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    own = {name: value.flatten() for name, value in whole.items()}  # from the start
     if exact is not None:
-        value = torch.vmap(lambda loc, scale: exact.value(loc, scale, values))
-        return value(draw.loc.flatten(), draw.scale.flatten()).view(draw.loc.shape)
+        value = torch.vmap(lambda loc, scale, own: exact.value(loc, scale, {**values, **own}))
+        return value(draw.loc.flatten(), draw.scale.flatten(), own).view(draw.loc.shape)
     of_q = -(draw.scale.log() + 0.5 * (1.0 + LOG_2PI))  # E[log q]: one draw's would be noise
     if not prior.grouped:
-        of_p = torch.vmap(lambda theta: prior.log_prob(theta, None, values))(draw.theta.flatten())
-        return of_q - of_p.view(draw.loc.shape)
+        log_p = torch.vmap(lambda theta, own: prior.log_prob(theta, None, {**values, **own}))
+        return of_q - log_p(draw.theta.flatten(), own).view(draw.loc.shape)
     # A group has sum of squares S, precision r and n weights. Of its log p, -r theta^2 / 2 is each
     # weight's own; the rest, log p + r S / 2, does not depend on which weight, and is shared.
     theta = draw.theta * left

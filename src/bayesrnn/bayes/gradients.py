@@ -303,10 +303,13 @@ def _by_weights(block: Block, parameters: Tensors, charge: Charge, values: Value
         learnt = block.flat(parameters)
         left = {name: widened(flat.detach()[where]) for name, flat in learnt.items()}
         random = {name: widened(flat[where]) for name, flat in charge.noise.items()}
-        return value(block.posterior, left, random, prior, exact, None, values)
-    for piece, tensors, noise in block.cut(parameters, charge.noise):
+        begun = {name: widened(flat[where]) for name, flat in block.start.items()}
+        return value(block.posterior, left, random, prior, exact, None, {**values, **begun})
+    starts = block.starts(block.limit(parameters["loc"]))
+    for i, (piece, tensors, noise) in enumerate(block.cut(parameters, charge.noise)):
         shaped = viewed(tensors, piece.shape), viewed(noise, piece.shape)
-        total = total + value(block.posterior, *shaped, prior, exact, piece.weight.axis, values)
+        own = {**values, **viewed(starts[i], piece.shape)}
+        total = total + value(block.posterior, *shaped, prior, exact, piece.weight.axis, own)
     return total
 
 

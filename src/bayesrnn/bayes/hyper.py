@@ -29,10 +29,13 @@ class Hyper(nn.Module):
 
     def values(self) -> dict[str, Number]:
         """Numbers and 0-d tensors by parameter name, constrained; at least in single precision, as
-        they are multiplied with the number of weights."""
+        they are multiplied with the number of weights. What each weight has of its own, from its
+        start, is the block's to say."""
         values: dict[str, Number] = {}
         for name, domain in self.prior.domains.items():
             setting = getattr(self.prior, name)
+            if setting == "start":
+                continue
             if setting == "learn":
                 raw = widened(getattr(self, name))
                 values[name] = {"real": raw, "positive": raw.exp(), "unit": raw.sigmoid()}[domain]

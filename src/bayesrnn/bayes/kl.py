@@ -147,6 +147,9 @@ def check_pair(posterior: Posterior, prior: Prior) -> None:
                 for name in prior.named("learn")
             ]
         )
+    if isinstance(prior, Normal) and prior.scale == "start" and isinstance(posterior, Delta):
+        said = 'of a normal prior cannot be "start" with a delta posterior, which has none: set a '
+        raise Invalid([("scale", said + 'number, "fit" or "learn"')])
     if isinstance(prior, Laplace) and prior.named("fit") and not isinstance(posterior, Delta):
         raise Invalid(
             [

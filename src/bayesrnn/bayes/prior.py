@@ -3,7 +3,8 @@
 A prior is a frozen, stateless dataclass (a recipe's `[prior]` table is one). Each of its
 parameters is a number, or "fit" (the closed-form optimum over all weights the object covers,
 taken anew for every update: Graves 2011, eqs. 7, 8, 15), or "learn" (by gradient, together with
-the posterior). The current values come to its methods as `values`, numbers or 0-d tensors.
+the posterior), or, where it can be, "start" (each weight's own: where it began). The current
+values come to its methods as `values`, numbers or 0-d tensors; those of the start are as `theta`.
 
 Build: the dataclass. State: `domains`, `start`. Use: `log_prob`, `score`, `fit`; where a prior
 takes whole groups of weights together, `gather`, `sums` and `settle` let it see a weight piece by
@@ -24,6 +25,7 @@ from bayesrnn.errors import Invalid, require
 Number = float | Tensor
 Values = Mapping[str, Number]
 Setting = float | Literal["fit", "learn"]
+OwnSetting = Setting | Literal["start"]
 Domain = Literal["real", "positive", "unit"]
 
 LOG_2PI = math.log(2 * math.pi)
@@ -31,6 +33,13 @@ LOG_2PI = math.log(2 * math.pi)
 
 def _log(x: Number) -> Number:
     return x.log() if isinstance(x, Tensor) else math.log(x)
+
+
+def _over(theta: Tensor, each: Number) -> Number:
+    """Summed over all weights: one number for all of them, or each one's own."""
+    if isinstance(each, Tensor) and each.dim():
+        return each.sum()
+    return theta.numel() * each
 
 
 def _positive(scale: Tensor) -> Tensor:
@@ -50,6 +59,8 @@ class Prior(ABC):
     """The parameters a value may be fitted or learnt for, and where they live."""
     start: ClassVar[Mapping[str, float]]
     """Where a learnt parameter starts."""
+    from_start: ClassVar[tuple[str, ...]] = ()
+    """The parameters that may be each weight's own, from where it began."""
     proper: ClassVar[bool] = True
     """Whether it can be normalised, so that bits can be counted against it."""
 
@@ -93,7 +104,8 @@ class Prior(ABC):
     def fit(
         self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
     ) -> dict[str, Tensor]:
-        """The optimum of the parameters set to "fit", for these posterior means and scales."""
+        """The optimum of the parameters set to "fit", for these posterior means and scales (means:
+        of the distance from the start, where `loc` is there)."""
         raise Invalid(
             [
                 (name, f'of {self.kind} has no closed-form optimum: set a number or "learn"')
@@ -101,7 +113,7 @@ class Prior(ABC):
             ]
         )
 
-    def named(self, word: Literal["fit", "learn"]) -> list[str]:
+    def named(self, word: Literal["fit", "learn", "start"]) -> list[str]:
         """The parameters set to this word.
 
         >>> Normal(loc=0.0, scale="fit").named("fit")
@@ -114,8 +126,10 @@ class Prior(ABC):
         for name, domain in self.domains.items():
             value = getattr(self, name)
             if isinstance(value, str):
-                ok = value in ("fit", "learn")
-                checks.append((ok, name, f'must be a number, "fit" or "learn", got {value!r}'))
+                words = ["fit", "learn", *(["start"] if name in self.from_start else [])]
+                *most, last = (f'"{word}"' for word in words)
+                said = f"must be a number, {', '.join(most)} or {last}, got {value!r}"
+                checks.append((value in words, name, said))
                 continue
             inside, where = {
                 "real": (math.isfinite(value), "a finite number"),
@@ -149,21 +163,29 @@ class Uniform(Prior):
 
 @dataclass(frozen=True)
 class Normal(Prior):
-    """A Gaussian around `loc` (Graves 2011, eqs. 8, 13-15)."""
+    """A Gaussian around `loc` (Graves 2011, eqs. 8, 13-15).
 
-    loc: Setting = 0.0
-    scale: Setting = 1.0
+    `Normal("start", "start")` is what the model began with, its posterior at that time: of a
+    trained model (`with_prior`) what it had learnt by then. With `loc` alone from the start,
+    weights are held near those of a network that was trained before.
+    """
+
+    loc: OwnSetting = 0.0
+    scale: OwnSetting = 1.0
     kind: ClassVar[str] = "normal"
     domains: ClassVar[Mapping[str, Domain]] = {"loc": "real", "scale": "positive"}
     start: ClassVar[Mapping[str, float]] = {"loc": 0.0, "scale": 1.0}
+    from_start: ClassVar[tuple[str, ...]] = ("loc", "scale")
 
     def __post_init__(self) -> None:
         self._check()
+        alone = self.scale == "start" and self.loc != "start"
+        require((not alone, "scale", f'can be "start" only with a loc that is, got {self.loc!r}'))
 
     def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
         m, s = values["loc"], values["scale"]
         z = (theta - m) / s
-        return -0.5 * z.square().sum() - theta.numel() * (_log(s) + 0.5 * LOG_2PI)
+        return -0.5 * z.square().sum() - _over(theta, _log(s) + 0.5 * LOG_2PI)
 
     def score(
         self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
@@ -176,7 +198,7 @@ class Normal(Prior):
         """mu = mean of mu_i; sigma^2 = mean of sigma_i^2 + (mu_i - mu)^2 (eqs. 8 and 15)."""
         count = sum(mean.numel() for mean in means)
         fitted: dict[str, Tensor] = {}
-        m = values["loc"]
+        m = values.get("loc", 0.0)
         if self.loc == "fit":
             m = fitted["loc"] = torch.stack([mean.sum() for mean in means]).sum() / count
         if self.scale == "fit":
@@ -190,11 +212,12 @@ class Normal(Prior):
 class Laplace(Prior):
     """exp(-|theta - loc| / scale) / (2 scale): L1 regularisation (Graves 2011, eq. 7)."""
 
-    loc: Setting = 0.0
+    loc: OwnSetting = 0.0
     scale: Setting = 1.0
     kind: ClassVar[str] = "laplace"
     domains: ClassVar[Mapping[str, Domain]] = {"loc": "real", "scale": "positive"}
     start: ClassVar[Mapping[str, float]] = {"loc": 0.0, "scale": 1.0}
+    from_start: ClassVar[tuple[str, ...]] = ("loc",)
 
     def __post_init__(self) -> None:
         self._check()
@@ -214,7 +237,7 @@ class Laplace(Prior):
         """loc = the median weight; scale = the mean distance from it (below eq. 7)."""
         weights = torch.cat([mean.reshape(-1) for mean in means])
         fitted: dict[str, Tensor] = {}
-        m = values["loc"]
+        m = values.get("loc", 0.0)
         if self.loc == "fit":
             m = fitted["loc"] = weights.median()
         if self.scale == "fit":
