@@ -166,8 +166,8 @@ class Normal(Prior):
     """A Gaussian around `loc` (Graves 2011, eqs. 8, 13-15).
 
     `Normal("start", "start")` is what the model began with, its posterior at that time: of a
-    trained model (`with_prior`) what it had learnt by then. With `loc` alone from the start,
-    weights are held near those of a network that was trained before.
+    trained model (`with_prior`) what it had learnt by then. With `loc` alone from the start (the
+    L2-SP of Li et al. 2018) weights are held near those of a network that was trained before.
     """
 
     loc: OwnSetting = 0.0
