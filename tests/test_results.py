@@ -53,6 +53,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_every_log_is_behind_a_number_or_a_sentence():
+    folder = ROOT / "results"
+    said = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("benchmarks/*.py")]
+    text = "\n".join(path.read_text() for path in said)
+    logs = [p for p in folder.rglob("*.json") if p != folder / "summary.json"]
+    unused = [p.name for p in logs if p.relative_to(folder).as_posix() not in text]
+    assert unused == []
+
+
 @pytest.mark.parametrize("script", ["make_tables", "collect_ptb"])
 def test_the_repository_has_not_drifted(script: str):
     checked = run(ROOT, "--check", script=script)
