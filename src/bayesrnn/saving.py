@@ -198,11 +198,6 @@ def means_alone(model: Bayesian, recipe: Recipe) -> bool:
     return model.all_points and not any(isinstance(posterior, Delta) for posterior in named)
 
 
-def has_vocabulary(recipe: Recipe) -> bool:
-    """Whether its runs read words, so that they keep a vocabulary."""
-    return not isinstance(recipe.data, ImageData | SeriesData)
-
-
 def load_recipe(run: Path) -> Recipe:
     """The recipe a run was trained with."""
     if not run.exists():
@@ -221,8 +216,8 @@ def load_vocabulary(run: str | Path) -> Vocabulary:
 
 
 def vocabulary_of(run: Path, recipe: Recipe) -> Vocabulary | None:
-    """The same, where runs of the recipe keep one; else None."""
-    return load_vocabulary(run) if has_vocabulary(recipe) else None
+    """The same, where runs of the recipe read words, and so keep one; else None."""
+    return None if isinstance(recipe.data, ImageData | SeriesData) else load_vocabulary(run)
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
