@@ -183,7 +183,13 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
         _check_fits(path, module, weights, stored_shapes(files[TENSORS], weights))
         tensors = unpack(files[TENSORS], weights)
-        model = _rebuild(module, weights, posteriors, priors)
+        model = assembled(
+            module,
+            choose(module, lambda name, _: name in weights),
+            {name: posteriors[of["posterior"]] for name, of in weights.items()},
+            {name: priors[of["prior"]] for name, of in weights.items()},
+            {name: of["axis"] for name, of in weights.items()},
+        )
         values = [entry["values"] for entry in facts["priors"]]
         _fill(model, tensors, list(zip(priors, values, strict=True)))
     except (KeyError, IndexError, TypeError, Misfit, Invalid) as error:
@@ -306,21 +312,6 @@ def _check_fits(
     if wrong:
         shown = "; ".join(wrong[:3]) + (f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else "")
         raise UserError(f"{path} was saved from another network: {shown}")
-
-
-def _rebuild(
-    module: nn.Module,
-    weights: Mapping[str, Any],
-    posteriors: list[Posterior],
-    priors: list[Prior],
-) -> Bayesian:
-    return assembled(
-        module,
-        choose(module, lambda name, _: name in weights),
-        {name: posteriors[facts["posterior"]] for name, facts in weights.items()},
-        {name: priors[facts["prior"]] for name, facts in weights.items()},
-        {name: facts["axis"] for name, facts in weights.items()},
-    )
 
 
 @torch.no_grad()
