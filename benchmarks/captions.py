@@ -39,6 +39,8 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 KINDS = ("dropout", "brnn")
 SEEDS = (1, 2, 3)
 SAMPLES = 10
+STEPS = ("grid", "run", "score")
+"""The commands that lead to a number, in their order."""
 WAYS = (
     Decoding(beam=1),
     Decoding(beam=3, power=0.0),
@@ -297,11 +299,12 @@ def entries(found: dict[str, Any]) -> dict[str, Any]:
         values[f"bootstrap_p_{k}"] = (p, "share of resamples of pictures where BRNN is no better")
     seconds = found["brnn"]["summary"]["seconds_20_epochs"]
     values["brnn.train_seconds"] = (seconds, "s for 20 epochs")
+    steps = [f"python benchmarks/captions.py {step} CAPTIONS.json --out OUT" for step in STEPS]
     common = {
         "published": None,
         "seeds": list(SEEDS),
         "hardware": found["brnn"]["runs"][0]["hardware"],
-        "command": "python benchmarks/captions.py grid, run, score CAPTIONS.json --out OUT",
+        "command": " && ".join(steps),
         "commit": found["commit"],
         "log": "flickr8k.json",
     }

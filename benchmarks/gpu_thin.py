@@ -5,7 +5,7 @@ TRITON_INTERPRET=1 python benchmarks/gpu_thin.py --check    # their maths, witho
 
 torch's passes over the weights have thousands of blocks, so what runs beside them waits for room.
 These have one small block a multiprocessor (or a few), which goes through all the weights: slower
-alone, but they should fit beside the LSTM's own blocks (docs/performance.md, "Not tried yet").
+alone, and they were to fit beside the LSTM's own blocks (docs/performance.md says what came of it).
 """
 
 import itertools

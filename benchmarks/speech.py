@@ -220,6 +220,11 @@ def entries(found: dict[str, Any], common: dict[str, Any]) -> dict[str, dict[str
         key = f"an4.{name.replace('-', '_')}"
         values[f"{key}.per"] = one["per"], "% of the phones"
         values[f"{key}.epochs"] = one["kept_epoch"], "epochs"
+        if name == HIERARCHICAL[1]:  # stopped early, and the other not: both by the best path
+            best = "% of the phones (best path)"
+            values[f"{key}.per_best_path"] = one["per_greedy"], best
+            last = f"{best}, not stopped, after {one['epochs']} epochs"
+            values[f"{key}.per_last_epoch"] = one["curve"]["test_per"][-1], last
         if one.get("ratio") is not None:
             values[f"{key}.ratio"] = one["ratio"], "bits / bits of a uniform code"
         if "utterances_per_second" in one:

@@ -35,6 +35,12 @@ def ours(row: Row, summary: Summary) -> float | None:
     return float(values[0] if len(values) == 1 else values[0] / values[1])
 
 
+def seeds_of(row: Row, summary: Summary) -> list[int]:
+    """Those behind a row's number."""
+    known = [summary[key] for key in row["key"].split(" / ") if key in summary]
+    return list(dict.fromkeys(seed for entry in known for seed in entry["seeds"]))
+
+
 def comparison_problems(published: Published, summary: Summary) -> list[str]:
     """Differences that no note explains, notes on nothing, and contradicting numbers."""
     problems = []
@@ -74,10 +80,10 @@ def comparison(sections: list[dict[str, Any]], summary: Summary) -> list[str]:
             mine, there = ours(row, summary), row.get("published")
             off = "" if mine is None or there is None else f"{100 * (mine / there - 1):+.1f} %"
             said = row.get("says") or number(there)
-            rows.append(
-                [cell(row["model"]), cell(row["what"]), shown(mine), cell(said), off or "-"]
-            )
-        header = ["model", "figure", "ours", "published", "difference"]
+            seeds = ", ".join(map(str, seeds_of(row, summary))) or "-"
+            of = [cell(row["model"]), cell(row["what"])]
+            rows.append([*of, shown(mine), seeds, cell(said), off or "-"])
+        header = ["model", "figure", "ours", "seeds", "published", "difference"]
         notes = [f"- {model}: {note}" for model, note in section.get("notes", {}).items()]
         below = "\n".join(notes) + "\n" if notes else ""
         parts += [f"### {section['title']}\n", table(header, rows), below]
@@ -92,15 +98,21 @@ def short_table(section: dict[str, Any], summary: Summary) -> str:
     """A line for each model in `short`: ours, and what was published in brackets."""
     columns = list(dict.fromkeys(row["what"] for row in section["rows"]))
     lines: dict[str, dict[str, str]] = {}
+    seeds: dict[str, list[int]] = {}
     for row in section["rows"]:
         if row["model"] not in section["short"]:
             continue
         said = row.get("says") or row.get("published")
         there = "" if said is None else f" ({said})"
         lines.setdefault(row["model"], {})[row["what"]] = f"{shown(ours(row, summary))}{there}"
+        seeds.setdefault(row["model"], []).append(len(seeds_of(row, summary)))
     rows = [
-        [cell(model), *(cell(cells.get(column, "-")) for column in columns)]
+        [
+            cell(model),
+            *(cell(cells.get(column, "-")) for column in columns),
+            str(min(filter(None, seeds[model]), default="-")),
+        ]
         for model, cells in lines.items()
     ]
     said = f"{section['title']}; ours, and in brackets the published number.\n\n"
-    return said + table(["model", *columns], rows)
+    return said + table(["model", *columns, "seeds"], rows)

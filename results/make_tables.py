@@ -15,8 +15,8 @@ exactly these fields:
     commit     7 to 40 hexadecimal digits; several, where the seeds' differ: "0123abc, 4567def"
     log        path, relative to results/, of the raw JSON behind the value
 
-published.toml has what others have published, and why ours differs: for the comparison. What was
-tried on the way to the best model is in ptb/search.json.
+published.toml has what others have published and claimed, and why ours differs: for the comparison.
+What else was tried is in ptb/search.json.
 
 Every problem is reported at once. Only the standard library is needed.
 """
@@ -30,14 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import (
-    Published,
-    comparison,
-    comparison_problems,
-    read_published,
-    short_table,
-    shown,
-)
+from claims import NAMED, claim_problems, claims, with_numbers
+from compare import Published, comparison, comparison_problems, read_published, short_table
 from tables import cell, code, number, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +104,6 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 # (A model's name may have a dot of its own: an4.prune_0.01.per.)
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,3}")
-NAMED = re.compile(r"\{([^}]+)\}")
 PARTS = {"of": "", "ours": "Bayesian, here", "beside": "beside it"}
 """Of a highlight, and their columns."""
 
@@ -184,7 +177,7 @@ def search_table(folder: Path) -> list[str]:
         for job in tried
     ]
     header = ["job", "valid", "valid, dynamic", "epochs", "what was changed", "commit"]
-    said = "Perplexity of the validation text, by which the best model was chosen, one seed each.\n"
+    said = "Perplexity of the validation text, by which settings are chosen, one seed each.\n"
     return ["### What was tried\n", said, table(header, rows)]
 
 
@@ -199,6 +192,7 @@ def results_page(summary: Summary, published: Published, root: Path) -> str:
         "# Results\n",
         "Generated from [results/summary.json](results/summary.json) by `make results`; "
         "do not edit by hand.\n",
+        *claims(published, summary),
     ]
     sections = published["section"]
     for chapter in published.get("chapter", []):
@@ -234,9 +228,8 @@ def readme_results(summary: Summary, published: Published) -> str:
     if not summary:
         return NOTHING_YET + "\n"
     tables = [short_table(s, summary) for s in published["section"] if s.get("short")]
-    values = {key: shown(entry["value"]) for key, entry in summary.items()}
     rows = [
-        [cell(NAMED.sub(lambda found: values[found[1]], line[part])) for part in PARTS]
+        [cell(with_numbers(line[part], summary)) for part in PARTS]
         for line in published["highlights"]
     ]
     tables += [table(list(PARTS.values()), rows)] if rows else []
@@ -275,7 +268,7 @@ def main() -> int:
         except ValueError as error:
             raise Problems([f"results/published.toml is not valid TOML: {error}"]) from None
         problems = comparison_problems(published, summary)
-        problems += highlight_problems(summary, published)
+        problems += highlight_problems(summary, published) + claim_problems(published, summary)
         if problems:
             raise Problems(problems)
         readme_now = readme.read_text(encoding="utf-8") if readme.exists() else ""

@@ -26,6 +26,7 @@ from small_runs import (
     checkpoint_folders,
     environment,
     folder_contents,
+    metrics,
     small_recipe,
     write_recipe,
     write_text,
@@ -124,8 +125,7 @@ def test_evaluate_prints_the_mean_and_the_average_of_draws(cli: Cli, finished: P
 
 def test_evaluate_agrees_with_the_training_on_the_validation_text(cli: Cli, finished: Path) -> None:
     found = json.loads(cli("evaluate", finished, "--split", "valid", "--json").out)
-    lines = (finished / "metrics.jsonl").read_text().splitlines()
-    last = [json.loads(line) for line in lines if '"epoch",' in line][-1]
+    last = [line for line in metrics(finished) if line["kind"] == "epoch"][-1]
     assert found["nll"] == pytest.approx(last["valid_nll"], rel=1e-9)
 
 

@@ -2,25 +2,16 @@
 
 import ast
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from scripts import load_script
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted([*EXAMPLES.glob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
-
-
-def load_example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -32,7 +23,7 @@ def test_what_a_script_imports_of_the_package_is_there(script: Path) -> None:
 
 
 def test_a_drifted_sensor_makes_the_draws_disagree_more() -> None:
-    known, drifted = load_example("sensor").main(epochs=80)
+    known, drifted = load_script(EXAMPLES / "sensor.py").main(epochs=80)
     assert drifted > 1.5 * known
 
 
@@ -46,9 +37,9 @@ def test_the_demo_trains_both_twins_on_a_text_of_ones_own(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", ["demo.py", *arguments, *small, "train.max_steps=3"])
     with pytest.raises(SystemExit, match="demo-plain was stopped early"):
-        load_example("demo").main()
+        load_script(EXAMPLES / "demo.py").main()
     monkeypatch.setattr(sys, "argv", ["demo.py", *arguments, *small])
-    load_example("demo").main()
+    load_script(EXAMPLES / "demo.py").main()
     shown = capsys.readouterr().out
     assert "test perplexity, 2 draws" in shown
     assert (tmp_path / "runs/report.html").read_text().count('data-figure="entropy_gap"') == 1

@@ -1,6 +1,5 @@
 """docs/reference.md says what the docstrings say, of every public name."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import ModuleType
 import pytest
 
 import bayesrnn as br
+from scripts import load_script
 
 SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "make_reference.py"
 
@@ -17,12 +17,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "make_reference.py"
 def script() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])  # the script adds results/
-        spec = importlib.util.spec_from_file_location("make_reference", SCRIPT)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
+        return load_script(SCRIPT)
 
 
 def test_the_reference_has_not_drifted() -> None:

@@ -1,29 +1,18 @@
 """The reproduction's script: a whole job on a small text, stopped, resumed, and what it keeps."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from bayesrnn.train.loop import Trainer, train
+from scripts import load_script
 from small_runs import environment, small_recipe, write_text
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
 
 
 def reproduce(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +62,7 @@ def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_
 def test_figures_are_taken_again_of_the_same_network_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], same: bool
 ) -> None:
-    script = load_script("reproduce")
+    script = load_script(BENCHMARKS / "reproduce.py")
     curve = [{"epoch": 1, "valid_perplexity": 120.0}, {"epoch": 2, "valid_perplexity": 90.0}]
     kept = {"perplexity": 90.0}
     recorded = {
@@ -120,14 +109,14 @@ def evaluated(
     tmp_path: Path, steps: list[str], until: float, early: bool = False, **changes: Any
 ) -> dict[str, Any]:
     """The figures of a small run, from those that job.json holds on."""
-    plan = load_script("reproduce").QUICK_PLAN | {"steps": steps}
+    plan = load_script(BENCHMARKS / "reproduce.py").QUICK_PLAN | {"steps": steps}
     job, run = tmp_path / "job.json", tmp_path / "run"
     if not job.exists():
         train(small_recipe(tmp_path, **changes), run, quiet=True)
         job.write_text(json.dumps({"plan": plan, "evaluations": {}, "failed": {}}))
     record = json.loads(job.read_text()) | {"plan": plan}
     job.write_text(json.dumps(record))
-    load_script("reproduce_job").work_through(job, run, until, early)
+    load_script(BENCHMARKS / "reproduce_job.py").work_through(job, run, until, early)
     return json.loads(job.read_text())  # type: ignore[no-any-return]
 
 
@@ -178,7 +167,7 @@ def test_bounds_go_on_from_older_searches_and_fail_without_one(tmp_path: Path) -
 def test_a_first_epoch_is_evaluated_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load_script("reproduce")
+    script = load_script(BENCHMARKS / "reproduce.py")
     plan = script.QUICK_PLAN
     settings = script.Settings("text", tmp_path, 1, float("inf"), False, plan, [], "", "0123abc")
     job = script.Job("sharpened", 1, settings)

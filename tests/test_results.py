@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from ptb_jobs import made_up_job, write_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ("make_tables", "claims", "compare", "tables", "collect_ptb", "drawing", "plot_ptb")
 README = "# title\n\n<!-- results:begin -->\n<!-- results:end -->\n\nthe end\n"
 
 
@@ -43,12 +45,21 @@ def record(root: Path, summary: Any) -> None:
 def root(tmp_path: Path) -> Path:
     """A small repository: the script, one raw log, a README with markers, no results."""
     (tmp_path / "results").mkdir()
-    for name in ("make_tables", "compare", "tables", "collect_ptb", "drawing", "plot_ptb"):
+    for name in SCRIPTS:
         shutil.copy(ROOT / "results" / f"{name}.py", tmp_path / "results")
     (tmp_path / "results" / "toy.json").write_text('{"perplexity": [12.0, 13.0]}')
     (tmp_path / "README.md").write_text(README)
     record(tmp_path, {})
     return tmp_path
+
+
+def test_every_log_is_behind_a_number_or_a_sentence():
+    folder = ROOT / "results"
+    said = [ROOT / "RESULTS.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("benchmarks/*.py")]
+    text = "\n".join(path.read_text() for path in said)
+    logs = [p for p in folder.rglob("*.json") if p != folder / "summary.json"]
+    unused = [p.name for p in logs if p.relative_to(folder).as_posix() not in text]
+    assert unused == []
 
 
 @pytest.mark.parametrize("script", ["make_tables", "collect_ptb"])
@@ -170,6 +181,20 @@ PUBLISHED = """
 highlights = [
   { of = "Toys", ours = "{toy.brnn.valid}, {toy.brnn.valid}", beside = "x {ptb.brnn.valid}" },
 ]
+[[claim]]
+of = "A paper"
+says = "Bayes | is better"
+holds = "yes"
+here = "{toy.brnn.valid} against 13"
+because = ["1.01 * toy.brnn.valid < 13", "12 < toy.brnn.valid"]
+see = "Table 1: in figures"
+[[claim]]
+of = "A paper"
+says = "It is fast"
+holds = "no"
+here = "it was not measured"
+because = []
+see = "docs/speed.md#how-fast"
 [[chapter]]
 name = "ptb"
 title = "Beside the papers"
@@ -181,7 +206,7 @@ title = "Others"
 intro = "Nothing yet."
 [[section]]
 chapter = "ptb"
-title = "Table 1"
+title = "Table 1: in figures"
 short = ["Bayesian", "Dropout"]
 rows = [
   { model = "Bayesian", what = "valid", key = "ptb.brnn.valid", published = 78.8 },
@@ -211,17 +236,17 @@ def test_ours_stands_beside_what_was_published(root: Path):
     (root / "docs" / "drawn.svg").write_text("<svg/>")
     assert run(root).returncode == 0
     page, readme = (root / "RESULTS.md").read_text(), (root / "README.md").read_text()
-    assert "| Bayesian | valid | 78.06 | 78.8 | -0.9 % |" in page
-    assert "| Bayesian | test | 75.12 | 75.5 | -0.5 % |" in page
-    assert "| Dropout | valid | not run yet | 86.2 | - |" in page
-    assert "| Speed | test | 0.9 | 0.7 x | +28.6 % |" in page
+    assert "| Bayesian | valid | 78.06 | 0, 1 | 78.8 | -0.9 % |" in page
+    assert "| Bayesian | test | 75.12 | 0, 1 | 75.5 | -0.5 % |" in page
+    assert "| Dropout | valid | not run yet | - | 86.2 | - |" in page
+    assert "| Speed | test | 0.9 | 0, 1 | 0.7 x | +28.6 % |" in page
     assert "- Speed: It is faster.\n" in page
     assert page.index("## Beside the papers") < page.index("![A drawing](docs/drawn.svg)")
     assert page.index("![A drawing]") < page.index("## Others\n\nNothing yet.")
     assert "missing.svg" not in page
     assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
-    assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) |" in readme
-    assert "| Dropout | not run yet (86.2) | - |" in readme
+    assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) | 2 |" in readme
+    assert "| Dropout | not run yet (86.2) | - | - |" in readme
     assert "| Toys | 12.5, 12.5 | x 78.06 |" in readme
     assert "Speed" not in readme
     assert "`toy.brnn.valid`" not in readme
@@ -253,11 +278,49 @@ def test_a_highlight_may_not_name_what_is_not_there(root: Path):
     assert "a highlight names toy.brnn.valid, which is not in summary.json" in checked.stderr
 
 
+def test_the_page_begins_with_the_claims_and_whether_they_hold(root: Path):
+    publish(root, brnn_valid=78.06)
+    assert run(root).returncode == 0
+    page = (root / "RESULTS.md").read_text()
+    assert "Of 2 claims 1 hold, 0 hold in part, 1 do not." in page
+    link = "[Bayes \\| is better](<#table-1-in-figures>)"
+    assert f"| A paper | {link} | yes | 12.5 against 13 |" in page
+    assert "| [It is fast](<docs/speed.md#how-fast>) | no | it was not measured |" in page
+    assert page.index("Of 2 claims") < page.index("## Beside the papers")
+
+
+def test_a_verdict_may_not_outlive_its_numbers(root: Path):
+    publish(root, brnn_valid=78.8)
+    known = {"ptb.brnn.valid": entry(value=78.8, published=78.8)}
+    record(root, known | {"toy.brnn.valid": entry(value=12.9)})
+    checked = run(root)
+    assert checked.returncode == 1
+    because = "the claim 'Bayes | is better' holds 'yes' because 1.01 * toy.brnn.valid < 13"
+    assert checked.stderr == f"published.toml: {because}, which is not so\n"
+    assert not (root / "RESULTS.md").exists()
+    text = PUBLISHED.replace('"yes"', '"surely"').replace('see = "Table 1', 'see = "Table 2')
+    (root / "results" / "published.toml").write_text(text.replace('"12 <', '"ptb.a.b <'))
+    checked = run(root)
+    assert "must hold yes, in part, no, got 'surely'" in checked.stderr
+    assert "leads to 'Table 2: in figures', which is no section" in checked.stderr
+    assert "names ptb.a.b, which is not in summary.json" in checked.stderr
+
+
+def test_claims_lead_to_headings_that_are_there():
+    claims = tomllib.loads((ROOT / "results" / "published.toml").read_text())["claim"]
+    places = [claim["see"].split("#") for claim in claims if ".md#" in claim["see"]]
+    assert places
+    for page, place in places:
+        headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text().lower(), re.M)
+        assert place in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings], page
+
+
 def copy_published(root: Path) -> None:
-    """The repository's own, but for the highlights: they name more than a test has."""
+    """The repository's own, but for highlights and claims: they name more than a test has."""
     text = (ROOT / "results" / "published.toml").read_text()
     none = re.sub(r"^highlights = \[.*?^\]$", "highlights = []", text, flags=re.M | re.S)
-    assert none != text
+    none = re.sub(r"^# ---- claims ----$.*^(?=# ---- number)", "", none, flags=re.M | re.S)
+    assert "[[claim]]" not in none
     (root / "results" / "published.toml").write_text(none)
 
 

@@ -213,9 +213,9 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" or not IS_X86 or known is None or bool(known())
 
 
-def second_stream(device: torch.device) -> torch.cuda.Stream | None:
+def second_stream(device: torch.device) -> torch.cuda.Stream:
     """Of low priority, for work that nothing waits for."""
-    return torch.cuda.Stream(device, priority=0) if device.type == "cuda" else None
+    return torch.cuda.Stream(device, priority=0)
 
 
 @contextmanager

@@ -78,6 +78,14 @@ def read_bytes(path: Path) -> bytes:
     return b"".join(read_chunks(path))
 
 
+def as_text(data: bytes, path: Path) -> str:
+    """What a file of that path holds, without a byte order mark."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error
+
+
 def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
     """The SHA-256 digest of a file's contents, in hexadecimal."""
     digest = hashlib.sha256()

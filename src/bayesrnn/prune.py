@@ -53,13 +53,9 @@ def signal_to_noise(model: Bayesian) -> dict[str, Tensor]:
     for block in model.each_block():
         keep = None if block.keep is None else block.layout.split(block.keep)
         for name, (loc, scale) in block.moments().items():
-            ratio = loc.abs() if scale is None else loc.abs() / _noise(scale)
+            ratio = loc.abs() if scale is None else loc.abs() / scale.where(scale > 0, 1.0)
             found[name] = ratio if keep is None else ratio.where(keep[name], 0.0)
     return found
-
-
-def _noise(scale: Tensor) -> Tensor:
-    return scale.where(scale > 0, 1.0)
 
 
 def _order_by(model: Bayesian, by: Ranking) -> dict[str, Tensor]:

@@ -268,18 +268,10 @@ def run_curve(
     def retrained(point: Pruned) -> Pruned:
         if folder is None or point.percent == 100:
             return replace(point, retrained=point.error)
-        kind, value = (
-            ("fraction", point.fraction)
-            if point.threshold is None
-            else ("threshold", point.threshold)
-        )
+        kind = "fraction" if point.threshold is None else "threshold"
+        value: float = getattr(point, kind)
         how = Pruning(
-            per_tensor=per_tensor,
-            by=by,
-            retrain=retrain,
-            lr=lr,
-            scale=True,
-            **{kind: value},
+            per_tensor=per_tensor, by=by, retrain=retrain, lr=lr, scale=True, **{kind: value}
         )
         short = f"{value:g}"
         name = f"{kind}-{short if float(short) == value else value}"

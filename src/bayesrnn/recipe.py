@@ -76,9 +76,7 @@ Model = (
     | SpeechSettings
     | SeriesSettings
 )
-DATA: dict[str, type[Data]] = {
-    cls.kind: cls for cls in (TextData, ImageData, ReviewData, CaptionData, SpeechData, SeriesData)
-}
+DATA: dict[str, type[Data]] = {cls.kind: cls for cls in get_args(Data)}
 MODELS: dict[type[Data], type[Model]] = {
     TextData: LanguageSettings,
     ImageData: MlpSettings,

@@ -194,7 +194,13 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
         priors = [object_from_table(PRIORS, entry["settings"]) for entry in facts["priors"]]
         _check_fits(path, module, weights, stored_shapes(files[TENSORS], weights))
         tensors = unpack(files[TENSORS], weights)
-        model = _rebuild(module, weights, posteriors, priors)
+        model = assembled(
+            module,
+            choose(module, lambda name, _: name in weights),
+            {name: posteriors[of["posterior"]] for name, of in weights.items()},
+            {name: priors[of["prior"]] for name, of in weights.items()},
+            {name: of["axis"] for name, of in weights.items()},
+        )
         values = [entry["values"] for entry in facts["priors"]]
         _fill(model, tensors, list(zip(priors, values, strict=True)))
     except (KeyError, IndexError, TypeError, Misfit, Invalid) as error:
@@ -207,11 +213,6 @@ def means_alone(model: Bayesian, recipe: Recipe) -> bool:
     given = recipe.posterior
     named = [given] if not isinstance(given, Mapping) else list(given.values())
     return model.all_points and not any(isinstance(posterior, Delta) for posterior in named)
-
-
-def has_vocabulary(recipe: Recipe) -> bool:
-    """Whether its runs read words, so that they keep a vocabulary."""
-    return not isinstance(recipe.data, ImageData | SeriesData)
 
 
 def load_recipe(run: Path) -> Recipe:
@@ -232,8 +233,8 @@ def load_vocabulary(run: str | Path) -> Vocabulary:
 
 
 def vocabulary_of(run: Path, recipe: Recipe) -> Vocabulary | None:
-    """The same, where runs of the recipe keep one; else None."""
-    return load_vocabulary(run) if has_vocabulary(recipe) else None
+    """The same, where runs of the recipe read words, and so keep one; else None."""
+    return None if isinstance(recipe.data, ImageData | SeriesData) else load_vocabulary(run)
 
 
 def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
@@ -325,21 +326,6 @@ def _check_fits(
     if wrong:
         shown = "; ".join(wrong[:3]) + (f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else "")
         raise UserError(f"{path} was saved from another network: {shown}")
-
-
-def _rebuild(
-    module: nn.Module,
-    weights: Mapping[str, Any],
-    posteriors: list[Posterior],
-    priors: list[Prior],
-) -> Bayesian:
-    return assembled(
-        module,
-        choose(module, lambda name, _: name in weights),
-        {name: posteriors[facts["posterior"]] for name, facts in weights.items()},
-        {name: priors[facts["prior"]] for name, facts in weights.items()},
-        {name: facts["axis"] for name, facts in weights.items()},
-    )
 
 
 @torch.no_grad()

@@ -71,5 +71,5 @@ def wait_briefly(environment: MutableMapping[str, str]) -> None:
 
 if is_command(sys.orig_argv):
     wait_briefly(os.environ)
-if is_command(sys.orig_argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, quit_at_once)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, quit_at_once)

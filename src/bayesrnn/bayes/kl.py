@@ -23,7 +23,7 @@ from bayesrnn.bayes.prior import (
     Values,
     _log,
 )
-from bayesrnn.errors import Invalid
+from bayesrnn.errors import Invalid, require
 
 Estimator = Literal["auto", "exact", "sample"]
 
@@ -136,48 +136,39 @@ def exact_pair(posterior: Posterior, prior: Prior, estimator: Estimator) -> Exac
 
 def check_pair(posterior: Posterior, prior: Prior) -> None:
     """Refuse pairs that make no sense, saying why."""
-    if posterior.second_order and prior.named("learn"):
-        raise Invalid(
-            [
-                (
-                    name,
-                    'of a prior cannot be "learn" with sharpening of the second order: set a '
-                    'number or "fit", or order = "first"',
-                )
-                for name in prior.named("learn")
-            ]
-        )
-    if isinstance(prior, Normal) and prior.scale == "start" and isinstance(posterior, Delta):
-        said = 'of a normal prior cannot be "start" with a delta posterior, which has none: set a '
-        raise Invalid([("scale", said + 'number, "fit" or "learn"')])
-    if isinstance(prior, Laplace) and prior.named("fit") and not isinstance(posterior, Delta):
-        raise Invalid(
-            [
-                (
-                    name,
-                    'of a laplace prior can be "fit" only with a delta posterior: for a '
-                    'spread-out one the optimum has no closed form; set a number or "learn"',
-                )
-                for name in prior.named("fit")
-            ]
-        )
-    if isinstance(prior, ScaleMixture) and prior.named("learn") and isinstance(posterior, Delta):
-        raise Invalid(
-            [
-                (
-                    name,
-                    'of a scale_mixture prior cannot be "learn" with a delta posterior: nothing '
-                    "keeps a component from collapsing onto the weights, where log p is unbounded",
-                )
-                for name in prior.named("learn")
-            ]
-        )
+    point = isinstance(posterior, Delta)
+    rules: tuple[tuple[bool, Literal["fit", "learn"], str], ...] = (
+        (
+            posterior.second_order,
+            "learn",
+            'of a prior cannot be "learn" with sharpening of the second order: set a number or '
+            '"fit", or order = "first"',
+        ),
+        (
+            isinstance(prior, Laplace) and not point,
+            "fit",
+            'of a laplace prior can be "fit" only with a delta posterior: for a spread-out one the '
+            'optimum has no closed form; set a number or "learn"',
+        ),
+        (
+            isinstance(prior, ScaleMixture) and point,
+            "learn",
+            'of a scale_mixture prior cannot be "learn" with a delta posterior: nothing keeps a '
+            "component from collapsing onto the weights, where log p is unbounded",
+        ),
+    )
+    for refused, word, why in rules:
+        require(*((not refused, name, why) for name in prior.named(word)))
+    none = (
+        'cannot be "start" with a delta posterior, which has none: set a number, "fit" or "learn"'
+    )
+    require((not (point and "scale" in prior.named("start")), "scale", none))
 
 
 def check_estimator(estimator: str, posterior: Posterior, prior: Prior) -> None:
     """Refuse an exact KL where there is none."""
-    if estimator not in ("auto", "exact", "sample"):
-        raise Invalid([("kl", f'must be "auto", "exact" or "sample", got {estimator!r}')])
+    known = estimator in ("auto", "exact", "sample")
+    require((known, "kl", f'must be "auto", "exact" or "sample", got {estimator!r}'))
     has_one = isinstance(posterior, Delta) or exact_pair(posterior, prior, "auto") is not None
     if estimator == "exact" and not has_one:
         raise Invalid(

@@ -224,26 +224,23 @@ def evaluate(
             scores = text(model, task, split, count, generator, streams, watch)
     tried, columns = scores.pop("search", None), scores.pop("columns", None)
     figures: dict[str, Any] = {**names_of(runs, as_json), "split": split}
-    if sharpened:
-        figures |= scores
-    else:
-        figures |= {"weights": "sample" if count else "mean", **scores}
+    figures |= {} if sharpened else {"weights": "sample" if count else "mean"}
+    figures |= scores
     if isinstance(model, Bayesian) and not sharpened:
         figures |= _description(model, task, split, scores.get("expected_nll"), generator)
     if as_json:
-        figures |= {} if tried is None else {"search": tried}
-        figures |= {} if columns is None else {"columns": columns}
-        figures |= {} if ahead is None else {"ahead": asdict(ahead)}
-    else:
-        unasked = _unasked(figures, sharpened)
-        figures = {key: value for key, value in figures.items() if key not in unasked}
+        more = {"search": tried, "columns": columns, "ahead": ahead and asdict(ahead)}
+        figures |= {key: value for key, value in more.items() if value is not None}
+        show(figures, "", True)
+        return
+    unasked = _unasked(figures, sharpened)
     unit = "text, sharpened: an upper bound" if sharpened else task.unit
-    show(figures, f"{split} {unit}", as_json)
-    if tried is not None and not as_json:
+    show({k: v for k, v in figures.items() if k not in unasked}, f"{split} {unit}", False)
+    if tried is not None:
         _show_trials("look" if sharpened else "rate", tried)
-    if columns is not None and not as_json:
+    if columns is not None:
         _show_cases(columns, "the next row, by column, in its own unit")
-    if ahead is not None and not as_json:
+    if ahead is not None:
         _show_ahead(ahead)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesrnn.data.features import SUFFIXES, read_features
 from bayesrnn.data.penn import penn_words
 from bayesrnn.data.splits import SPLITS, check_fractions, split_at_random
-from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
+from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary, check_limit
 from bayesrnn.errors import UserError, WrongData, require
 from bayesrnn.files import data_file, expanded, read_bytes
 
@@ -46,11 +46,7 @@ class CaptionData:
         require(
             (self.path != "", "path", "must name a file or folder of captions, got ''"),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
-            (
-                self.max_vocabulary == 0 or self.max_vocabulary >= 3,
-                "max_vocabulary",
-                f"must be 0 (no limit) or at least 3, got {self.max_vocabulary}",
-            ),
+            check_limit(self.max_vocabulary, 3),
             (self.lengths >= 1, "lengths", f"must be at least 1, got {self.lengths}"),
             check_fractions(self.split),
             (self.split_seed >= 0, "split_seed", f"must be 0 or above, got {self.split_seed}"),

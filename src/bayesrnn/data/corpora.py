@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bayesrnn.data.audio import SpeechData
 from bayesrnn.errors import UserError
-from bayesrnn.files import read_bytes
+from bayesrnn.files import as_text, read_bytes
 
 SUFFIXES = (".flac", ".wav", ".WAV", ".sph", ".ogg")
 
@@ -198,8 +198,5 @@ def subfolder(folder: Path, name: str) -> Path | None:
 
 
 def _lines(path: Path) -> list[str]:
-    data = read_bytes(path)
-    try:
-        return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error
+    text = as_text(read_bytes(path), path)
+    return [line for line in text.splitlines() if line.strip()]

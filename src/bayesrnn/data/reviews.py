@@ -13,9 +13,9 @@ import torch
 
 from bayesrnn.data.labelled import Examples, Labelled
 from bayesrnn.data.splits import split_at_random, sum_to_one
-from bayesrnn.data.vocabulary import Vocabulary
+from bayesrnn.data.vocabulary import Vocabulary, check_limit
 from bayesrnn.errors import UserError, WrongData, require
-from bayesrnn.files import data_folder, read_bytes
+from bayesrnn.files import as_text, data_folder, read_bytes
 
 PADDING = -1
 """Stands after a review's last word; no word has this id."""
@@ -55,11 +55,7 @@ class ReviewData:
                 "classes",
                 f"must be 0 (the rating itself) or at least 2, got {self.classes}",
             ),
-            (
-                self.max_vocabulary == 0 or self.max_vocabulary >= 2,
-                "max_vocabulary",
-                f"must be 0 (no limit) or at least 2, got {self.max_vocabulary}",
-            ),
+            check_limit(self.max_vocabulary, 2),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
             (
                 min(train, test) > 0 <= valid and sum_to_one(self.split),
@@ -149,10 +145,7 @@ def _read_reviews(settings: ReviewData) -> tuple[list[Review], str]:
 def _lines(path: Path, digests: list[str]) -> list[str]:
     data = read_bytes(path)
     digests.append(hashlib.sha256(data).hexdigest())
-    try:
-        return data.decode("utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (at byte {error.start}); convert it") from error
+    return as_text(data, path).removesuffix("\n").split("\n")
 
 
 def _target(text: str, settings: ReviewData, path: Path, line: int) -> float:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bayesrnn.data.splits import SPLITS, check_fractions, split_places
-from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary
+from bayesrnn.data.vocabulary import END, UNKNOWN, Vocabulary, check_limit
 from bayesrnn.errors import UserError, WrongData, require
 from bayesrnn.files import CHUNK_BYTES, expanded, open_atomic, read_chunks, sha256
 
@@ -74,11 +74,7 @@ class TextData:
                 "tokens",
                 f"must be one of {', '.join(get_args(Tokens))}, got {self.tokens!r}",
             ),
-            (
-                self.max_vocabulary == 0 or self.max_vocabulary >= 3,
-                "max_vocabulary",
-                f"must be 0 (no limit) or at least 3, got {self.max_vocabulary}",
-            ),
+            check_limit(self.max_vocabulary, 3),
             (self.min_count >= 1, "min_count", f"must be at least 1, got {self.min_count}"),
             check_fractions(self.split),
         )

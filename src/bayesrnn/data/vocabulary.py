@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from bayesrnn.errors import Invalid, UserError, require
+from bayesrnn.errors import Check, Invalid, UserError, require
 from bayesrnn.files import expanded, read_bytes, write_atomic
 
 END = "<eos>"
@@ -15,6 +15,12 @@ UNKNOWN = "<unk>"
 BLANK = "<blank>"
 """What a network that labels sounds says where nothing new begins."""
 FORMAT = "bayesrnn vocabulary 1"
+
+
+def check_limit(size: int, least: int) -> Check:
+    """What a recipe's `max_vocabulary` must be, for `require`."""
+    said = f"must be 0 (no limit) or at least {least}, got {size}"
+    return size == 0 or size >= least, "max_vocabulary", said
 
 
 @dataclass(frozen=True)

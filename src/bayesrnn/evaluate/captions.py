@@ -56,7 +56,10 @@ def evaluate_captions(
     with evaluating(model):
         for member in draws:
             with drawn(member, samples, generator):
-                losses = _losses(member, loader, vectors, advance)
+                losses = [  # of each batch
+                    caption_losses(member, vectors, batch).double()
+                    for batch in loader.whole(advance)
+                ]
             expected += sum(each.sum().item() for each in losses)
             log_sum = (
                 [torch.logaddexp(a, -b) for a, b in zip(log_sum, losses, strict=True)]
@@ -79,13 +82,6 @@ def evaluate_captions(
         perplexity_of(expected) if samples or len(draws) > 1 else None,
         by_caption,
     )
-
-
-def _losses(
-    model: Network, loader: CaptionLoader, vectors: Tensor, advance: Advance | None
-) -> list[Tensor]:
-    """Of each batch in double, under the weights in force."""
-    return [caption_losses(model, vectors, batch).double() for batch in loader.whole(advance)]
 
 
 def caption_uncertainty(

@@ -177,7 +177,7 @@ class Forecast:
     @property
     def aleatoric(self) -> Tensor:
         """The variance between the paths of a draw, averaged over draws."""
-        return self._within().mean(dim=0)
+        return self.paths.var(dim=1).mean(dim=0)
 
     @property
     def epistemic(self) -> Tensor:
@@ -188,9 +188,6 @@ class Forecast:
         draws, paths = self.paths.shape[:2]
         between = self.paths.mean(dim=1).var(dim=0, correction=0)
         return (between - self.aleatoric * (draws - 1) / (draws * paths)).clamp_min(0.0)
-
-    def _within(self) -> Tensor:
-        return self.paths.var(dim=1)
 
     def quantile(self, p: float) -> Tensor:
         """Of all paths, between the two that are nearest."""

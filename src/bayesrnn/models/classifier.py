@@ -14,6 +14,7 @@ from bayesrnn.models.layers import (
     build_rnn,
     build_words,
     check_layers,
+    check_noise,
     open_forget_gates,
     start_weights,
 )
@@ -92,11 +93,7 @@ class ReviewSettings:
                 hidden=self.hidden,
                 layers=self.layers,
             ),
-            (
-                0 < self.noise <= 100,
-                "noise",
-                f"must be a number above 0, 100 at most, got {self.noise}",
-            ),
+            check_noise(self.noise),
         )
 
 

@@ -27,6 +27,11 @@ def check_layers(cell: str, init: float, **sizes: int) -> list[Check]:
     ]
 
 
+def check_noise(scale: float) -> Check:
+    """What it must be where a network's noise starts, likewise."""
+    return 0 < scale <= 100, "noise", f"must be a number above 0, 100 at most, got {scale}"
+
+
 # --- layers ---------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from bayesrnn.models.layers import (
     as_tensors,
     build_rnn,
     check_layers,
+    check_noise,
     open_forget_gates,
     start_weights,
 )
@@ -39,11 +40,7 @@ class SeriesSettings:
     def __post_init__(self) -> None:
         require(
             *check_layers(self.cell, self.init, hidden=self.hidden, layers=self.layers),
-            (
-                0 < self.noise <= 100,
-                "noise",
-                f"must be a number above 0, 100 at most, got {self.noise}",
-            ),
+            check_noise(self.noise),
             (self.season >= 0, "season", f"must be 0 (none) or above, got {self.season}"),
         )
 

@@ -226,13 +226,13 @@ class GridLSTM(nn.Module):
 
     def forward(self, x: Tensor, widths: Tensor) -> Tensor:
         B, H, W, _ = x.shape
-        turn = _Turn(widths, W)
-        read = torch.stack([turn(x, *way) for way in DIRECTIONS])  # [4, B, H, W, inputs]
+        places = backwards(widths, W)
+        read = torch.stack([_turn(x, places, *way) for way in DIRECTIONS])  # [4, B, H, W, inputs]
         z = torch.baddbmm(self.bias[:, None], read.flatten(1, 3), self.weight_ih)
         z = _skew(z.view(4, B, H, W, -1))  # [K, 4, B, H, 5 * cells]
         h = _unskew(self._scan(z), W)
         ways = zip(h, DIRECTIONS, strict=True)
-        return torch.cat([turn(each, *way) for each, way in ways], dim=-1)
+        return torch.cat([_turn(each, places, *way) for each, way in ways], dim=-1)
 
     def _scan(self, z: Tensor) -> Tensor:
         """The outputs of all diagonals [K, 4, B, H, cells].
@@ -268,17 +268,12 @@ def _diagonal(
     return torch.sigmoid(o + p_o * c) * c.tanh(), c
 
 
-class _Turn:
-    """Turns a batch [B, H, W, C] round in time and frequency; each utterance about itself, so that
-    its padding stays behind it. Done twice it changes nothing."""
-
-    def __init__(self, widths: Tensor, width: int) -> None:
-        self._places = backwards(widths, width)  # [B, W]
-
-    def __call__(self, x: Tensor, time: bool, frequency: bool) -> Tensor:
-        if frequency:
-            x = x.flip(1)
-        return x.gather(2, self._places[:, None, :, None].expand_as(x)) if time else x
+def _turn(x: Tensor, places: Tensor, time: bool, frequency: bool) -> Tensor:
+    """A batch [B, H, W, C] turned round in time and frequency; each utterance about itself (its
+    steps `backwards`), so that its padding stays behind it. Done twice it changes nothing."""
+    if frequency:
+        x = x.flip(1)
+    return x.gather(2, places[:, None, :, None].expand_as(x)) if time else x
 
 
 def backwards(lengths: Tensor, steps: int) -> Tensor:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 COLOURS = 6
 """How many of the page's colours are for runs; then they start over."""
 CURVE_POINTS = 200
+DOTTED = {"dash": "dot", "width": 1.5, "color": "var(--muted)"}
+"""A line that is no run's."""
 FAN_TICKS = 4
 """Of a fan whose times are no dates."""
 FEW = 0.02
@@ -171,7 +173,7 @@ def entropies(runs: Runs) -> list["go.Figure"]:
     for value, unit in sorted(alone):
         figure.add_hline(
             value,
-            line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
+            line=DOTTED,
             annotation={
                 "text": f"{unit} frequencies alone: {value:.2f}",
                 "font": {"color": "var(--muted)", "size": 12},
@@ -334,7 +336,7 @@ def fan(shown: Shown, column: str, runs: Runs) -> "go.Figure":
         text=told,
         hovertemplate=f"%{{text}}: %{{y:{form}}}<extra>what came</extra>",
     )
-    figure.add_vline(x[now], line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
+    figure.add_vline(x[now], line=DOTTED)
     if days is not None:
         figure.update_xaxes(automargin=False)  # it leaves room for a third line
         figure.update_layout(margin_b=40)
@@ -407,7 +409,7 @@ def coverage_ahead(runs: Runs) -> list["go.Figure"]:
         if run.ahead is not None:
             held = list(run.ahead.scores.coverage_90)
             _line(figure, index, run, list(range(1, len(held) + 1)), held, "", mode="lines")
-    figure.add_hline(0.9, line={"dash": "dot", "width": 1.5, "color": "var(--muted)"})
+    figure.add_hline(0.9, line=DOTTED)
     figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
     return _drawn(figure, runs)
 
@@ -443,10 +445,7 @@ def signal_to_noise(runs: Runs) -> list["go.Figure"]:
         top = max(top, *y)
         shape = {"shape": "hvh", "width": 2}
         _line(figure, index, run, centres.tolist(), y, "", mode="lines", fill="tozeroy", line=shape)
-    figure.add_vline(
-        SAFE_THRESHOLD,
-        line={"dash": "dot", "width": 1.5, "color": "var(--muted)"},
-    )
+    figure.add_vline(SAFE_THRESHOLD, line=DOTTED)
     figure.add_annotation(
         text=f"Graves' rule: {SAFE_THRESHOLD:.2f}",
         x=math.log10(SAFE_THRESHOLD),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bayesrnn.data import TextData, Vocabulary
 from bayesrnn.data.text import file_tokens
-from bayesrnn.data.vocabulary import END
+from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate import TextUncertainty
 
@@ -61,7 +61,7 @@ class Passage:
             before = "" if text in (END, "\n") else text
 
     def _token(self, place: int, text: str, space: bool) -> Token:
-        known = text in self.vocabulary.index and text != "<unk>"
+        known = text in self.vocabulary.index and text != UNKNOWN
         ends_line = text in (END, "\n")
         found = self.found
         at = place - (len(self.tokens) - len(found.targets))

@@ -15,7 +15,6 @@ from bayesrnn.evaluate.series import OUTPUT, PAST, READ_STEPS, evaluate_series, 
 from bayesrnn.models import SeriesSettings
 from bayesrnn.models.layers import State, detach
 from bayesrnn.recipe import Recipe
-from bayesrnn.train.settings import TrainSettings
 from bayesrnn.train.streams import training_streams
 
 
@@ -46,15 +45,16 @@ class SeriesTask:
         train = self._train
         batches = training_streams(self.series.splits["train"].values, train, self.device)
         valid = self.stream("valid", train.valid_streams, key="train.valid_streams")
-        self._check_season(self._season, train)
+        self._check_season()
         return batches, valid
 
     @property
     def batches(self) -> StreamLoader:
         return self._training[0]
 
-    def _check_season(self, season: int, train: TrainSettings) -> None:
+    def _check_season(self) -> None:
         """Refuse one that no stream is as long as: what was a season before would never be read."""
+        season, train = self._season, self._train
         for split, key, streams in (
             ("train", "train.streams", train.streams),
             ("valid", "train.valid_streams", train.valid_streams),

@@ -7,7 +7,7 @@ runs as it is.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,12 +25,6 @@ from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy, Known
 from bayesrnn.train.natural import NaturalGradient
 from bayesrnn.train.settings import TrainSettings, optimizer_class
-
-DTYPES: Mapping[str, torch.dtype | None] = {
-    "float32": None,
-    "tf32": None,
-    "bfloat16": torch.bfloat16,
-}
 
 
 class Figures(NamedTuple):
@@ -148,7 +142,7 @@ class Step:
     ) -> None:
         self.model, self.nll, self.objective, self.update = model, nll, objective, update
         self.draws = settings.draws
-        self.dtype = DTYPES[settings.precision]
+        self.dtype = torch.bfloat16 if settings.precision == "bfloat16" else None
         self._say = say
         self._replay: Replay | None = None
         self._stream: torch.cuda.Stream | None = None
