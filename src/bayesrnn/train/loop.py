@@ -450,6 +450,7 @@ class Trainer:
         """Go back to a checkpoint; the number of bytes of metrics it had written."""
         tensors, facts = checkpoint
         device = self.task.batches.device
+        self._check_epochs(facts["step"], facts["epoch"], facts["position"])
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
         self.average.load(tensors.get("average.safetensors", {}), facts.get("averaged", 0))
@@ -470,6 +471,17 @@ class Trainer:
             best = tensors["best.safetensors"]
             self.best = {name: value.to(device) for name, value in best.items()}
         return int(facts["metrics_bytes"])
+
+    def _check_epochs(self, step: int, epoch: int, position: int) -> None:
+        """Refuse a checkpoint from epochs of another length: the same data were cut otherwise."""
+        steps = len(self.task.batches)
+        at_end = position == steps and step == epoch * steps
+        if step != epoch * steps + position and not at_end:
+            raise UserError(
+                f"{self.run.path} was begun with another version, which cut the same data "
+                f"differently (an epoch has {steps} steps now); go on with that one, choose "
+                "another --out, or start over with --fresh"
+            )
 
     def _say_start(self, resumed: bool) -> None:
         batches = self.task.batches
