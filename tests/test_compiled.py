@@ -1,6 +1,8 @@
 """torch.compile on Bayesian models and on what is made Bayesian, beside the uncompiled ones."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import bayesrnn as br
 from bayesrnn.description import complexity
 from bayesrnn.evaluate.sharpened import evaluate_sharpened
+from small_runs import environment
 
 pytestmark = [
     # The compiler asks each tensor that it meets for its gradient, a draw too, and would hide it;
@@ -436,3 +439,19 @@ def test_a_module_of_torchs_own_is_compiled_too(way: Way, backend: Backend) -> N
     expected = model(x)
     torch.testing.assert_close(way(model, backend)(x), expected)
     assert backend.frame_count == 1
+
+
+def test_what_nobody_compiles_needs_no_compiler() -> None:
+    """It takes a second to load, longer than a short evaluation. (An optimiser loads it anyway.)"""
+    program = """
+import sys, torch, bayesrnn as br
+model = br.bayesianize(torch.nn.Linear(3, 2))
+x = torch.ones(4, 3)
+model(x)
+br.predict(model, x, samples=2)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -406,8 +406,16 @@ def test_a_weight_that_is_read_outside_of_a_forward_says_so() -> None:
     away = bayesianize(nn.Linear(3, 2)).module.weight
     with pytest.raises(AttributeError, match="shape: a weight that is drawn in every forward"):
         away.shape  # noqa: B018
-    with pytest.raises(RuntimeError, match="read outside of one"):
-        torch.ones(3) * away
+    for compute in (
+        lambda: torch.ones(3) * away,
+        lambda: away**2,
+        lambda: 0.1 * away,
+        lambda: -away,
+        lambda: away[0],
+        lambda: away > 0,
+    ):
+        with pytest.raises(RuntimeError, match="read outside of one"):
+            compute()
 
 
 class Checkpointed(nn.Module):

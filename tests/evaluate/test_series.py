@@ -188,7 +188,8 @@ def test_a_forecast_reads_a_whole_season() -> None:
         assert backtest(model, values, 1, origins=2, samples=0, paths=2).past == rows
         assert backtest(model, values, 1, 2, past=7, samples=0, paths=2).past == 7
     assert backtest(model, autoregressive(700), 1, 2, samples=0, paths=2).past == 600
-    with pytest.raises(br.UserError, match="600 rows are too few for forecasts of 1 steps"):
+    short = "600 rows are too few for forecasts of 1 steps after 600 rows; give more rows"
+    with pytest.raises(br.UserError, match=short):
         backtest(model, autoregressive(600), 1)
 
 

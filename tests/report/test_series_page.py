@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import bayesrnn as br
+from bayesrnn.data.series import unscaled
 from bayesrnn.evaluate.series import backtest, evaluate_series, forecast, read_series
 from bayesrnn.report import Choices, examine, write_page
 from bayesrnn.report.figures import watched_key
@@ -135,6 +136,22 @@ def test_errors_ahead_are_those_of_the_backtest(page: Page, waves: Path, still: 
     ]
     held = [(each[0], tuple(each[1])) for each in page.lines("coverage_ahead")]
     assert held == [("still", expected[0].coverage_90), ("waves", expected[1].coverage_90)]
+
+
+def test_forecasts_begin_after_a_whole_season_of_the_model(tmp_path: Path) -> None:
+    season, steps = 50, ROWS - 50
+    table: dict[str, Any] = {"model": {"season": season}, "train": {"epochs": 2, "streams": 1}}
+    br.train(series_recipe(tmp_path, **table), tmp_path / "run", quiet=True)
+    page, series = (
+        page_of(tmp_path / "page.html", tmp_path / "run"),
+        task_of(tmp_path / "run").series,
+    )
+    past = torch.from_numpy(series.splits["test"].values[:season, None])
+    paths = forecast(br.load(tmp_path / "run"), past, steps, DRAWS, 1000 // DRAWS).paths
+    expected = unscaled(series.settings, paths[:, :, :, 0].double().mean(dim=(0, 1)).numpy())
+    *_, (_, mean), _ = page.lines("fan 0 flow")
+    assert mean[1:] == pytest.approx(expected[:, 0], rel=1e-4)
+    assert {len(y) for _, y in page.lines("error_ahead")} == {steps}
 
 
 def test_a_season_can_be_given(still: Path, tmp_path: Path, cli: Cli) -> None:

@@ -2,14 +2,17 @@
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bayesrnn.data import text
 from bayesrnn.errors import Invalid, UserError
 from bayesrnn.recipe import read_recipe
 from bayesrnn.storage import Damaged
@@ -91,6 +94,25 @@ def test_the_same_patterns_in_another_order_are_another_recipe(
     train(first, tmp_path / "new", quiet=True)
     with pytest.raises(UserError, match="another recipe: posterior is"):
         train(other, tmp_path / "new", quiet=True)
+
+
+@pytest.mark.parametrize("steps", [30, 33, 60])  # an epoch has 30, and 20 now
+def test_a_run_whose_data_an_older_version_cut_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    table: dict[str, Any] = {"data": {"tokens": "words"}, "train": {"epochs": 3, "streams": 4}}
+    recipe = small_recipe(tmp_path, **table)
+    Path(recipe.data.path).write_text("it’s w1 w2\n" * 125)
+    with monkeypatch.context() as older:
+        older.setattr(text, "CACHE_FORMAT", 0)
+        older.setattr(text, "_find_words", re.compile(r"\w+|[^\w\s]").findall)
+        train(
+            replace(recipe, train=replace(recipe.train, max_steps=steps)),
+            tmp_path / "run",
+            quiet=True,
+        )
+    with pytest.raises(UserError, match="run was begun with another version, which cut the same"):
+        train(recipe, tmp_path / "run", quiet=True)
 
 
 def test_fresh_starts_over(finished: Path, run: Path) -> None:

@@ -1,6 +1,7 @@
 """A training that goes on from the model of another run, with other data."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.recipe import Recipe, read_recipe
+from labelled_runs import review_recipe, write_reviews
 from series_runs import series_recipe, write_series
 from small_runs import Cli, assert_same_end, folder_contents, small_recipe
 
@@ -159,3 +161,43 @@ def test_a_run_goes_on_from_another_one_alone(begun: Path) -> None:
     with pytest.raises(UserError, match=rf"the data are not those .* --start {begun}, to go on"):
         br.train(going_on(begun, other_text(begun.parent)), begun, quiet=True, start=begun)
     assert folder_contents(begun) == before
+
+
+def test_a_folder_that_has_other_words_is_refused(begun: Path, tmp_path: Path) -> None:
+    """Of a process that died before its first checkpoint, say."""
+    recipe, more = going_on(begun, other_text(tmp_path)), tmp_path / "more"
+    br.train(recipe, more, quiet=True)
+    shutil.rmtree(more / "checkpoints")
+    shutil.rmtree(more / "model")
+    before = folder_contents(more)
+    with pytest.raises(UserError, match="more holds a run with other words than the one that is"):
+        br.train(recipe, more, quiet=True, start=begun)
+    assert folder_contents(more) == before
+    br.train(recipe, more, quiet=True, start=begun, fresh=True)
+    assert br.load_vocabulary(more) == br.load_vocabulary(begun)
+
+
+def test_what_was_learnt_before_and_is_tested_on_now_is_said(begun: Path, tmp_path: Path) -> None:
+    def said(start: Path, recipe: Recipe) -> str:
+        br.train(recipe, tmp_path / "more", fresh=True, quiet=True, start=start)
+        return (tmp_path / "more" / "log.txt").read_text()
+
+    mind = "some of what is tested on here may be what "
+    longer = tmp_path / "longer.txt"
+    longer.write_text((tmp_path / "text.txt").read_text() + "\nw9 w8 w7 w6" * 60)
+    recipe = going_on(begun, longer, epochs=1)
+    assert mind not in said(begun, recipe)
+    less = replace(recipe, data=replace(recipe.data, split=(0.5, 0.25, 0.25)))
+    assert f"{mind}{begun} was trained with: less is kept to train on than there" in said(
+        begun, less
+    )
+    reviews = review_recipe(tmp_path / "first", train={"epochs": 1})
+    br.train(reviews, tmp_path / "reviews", quiet=True)
+    assert mind not in said(tmp_path / "reviews", reviews)
+    write_reviews(tmp_path / "first" / "added")
+    added = replace(reviews, data=replace(reviews.data, path=str(tmp_path / "first")))
+    assert f"{mind}{tmp_path / 'reviews'} was trained with: data are shuffled" in said(
+        tmp_path / "reviews", added
+    )
+    other = replace(reviews, data=replace(reviews.data, split_seed=9))
+    assert mind in said(tmp_path / "reviews", other)

@@ -1,5 +1,6 @@
 """A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -129,7 +130,6 @@ class Bayesian(nn.Module):
             self._holding = before
             self._keep = self._keep and before
 
-    @untraced
     def resample(
         self,
         nll: Callable[[], Tensor] | None = None,
@@ -147,6 +147,18 @@ class Bayesian(nn.Module):
         weights' device; without it the draw comes from torch's own, and differs between the ranks
         of a process group.
         """
+        # As in `forward`; asked first, so that a compiler reads no more than that.
+        compiled = torch.compiler.is_dynamo_compiling() or "torch._dynamo" in sys.modules
+        draw = self._resample_untraced if compiled else self._resample
+        draw(nll, generator, around, looks)
+
+    def _resample(
+        self,
+        nll: Callable[[], Tensor] | None,
+        generator: torch.Generator | None,
+        around: Literal["draw", "mean"],
+        looks: int,
+    ) -> None:
         require((looks >= 1, "looks", f"must be at least 1, got {looks}"))
         looking = [b for b in self.each_block() if b.posterior.looks_at_data]
         if self.training and not self.looking:
@@ -175,6 +187,8 @@ class Bayesian(nn.Module):
         self._keep = self._drawn = True
         if looking and nll is not None:
             self._look_at_data(looking, nll, generator, looks)
+
+    _resample_untraced = untraced(_resample)
 
     @untraced
     def prepare(self) -> None:

@@ -135,6 +135,13 @@ class Away:
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{name}: {self.ERROR}")
 
+    def _computed(self, *_: object) -> NoReturn:
+        raise RuntimeError(self.ERROR)
+
+    # With numbers, in a penalty on the weights, say; of tensors torch asks `__torch_function__`.
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _computed
+    __truediv__ = __pow__ = __neg__ = __getitem__ = __lt__ = __gt__ = _computed
+
     def detach(self) -> "Away":
         """Asked for by layers that save their weights themselves."""
         return self

@@ -327,9 +327,10 @@ def backtest(
     past = min(rows_before(model) if past is None else past, longest)
     last = len(values) - steps
     if past < 1 or last < past:
+        lower = "lower --horizon, or " if 1 <= past < len(values) else ""
         raise UserError(
             f"{len(values)} rows are too few for forecasts of {steps} steps after {past} rows; "
-            "lower --horizon, or give more rows"
+            f"{lower}give more rows"
         )
     if last < season:
         raise UserError(

@@ -17,6 +17,7 @@ from bayesrnn.evaluate.series import (
     Forecast,
     backtest,
     forecast,
+    longest_season,
     paths_each,
     rows_before,
 )
@@ -79,11 +80,13 @@ class Ahead:
 def look_ahead(
     model: Bayesian, task: SeriesTask, choices: Choices, samples: int, watch: Watch
 ) -> Ahead:
-    """Forecast by so many draws (0: the mean), STEPS ahead or a quarter of the split."""
+    """Forecast by so many draws (0: the mean), STEPS ahead or a quarter of the split (less where a
+    season of the model's leaves less)."""
     split, seed = choices.split, choices.seed
     rows, settings = task.series.splits[split], task.series.settings
-    steps = max(1, min(STEPS, len(rows) // 4))
-    start = len(rows) // 2
+    season = longest_season(model)
+    steps = max(1, min(STEPS, len(rows) // 4, len(rows) - season))
+    start = max(len(rows) // 2, season)
     first = max(0, start - steps)
     stop = start + steps
     began = rows.values[max(0, start - rows_before(model)) : start, None]

@@ -10,7 +10,8 @@ from bayesrnn.data.series import measured
 from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
 from bayesrnn.recipe import Data, Recipe, differences
-from bayesrnn.saving import load, load_recipe, means_alone, vocabulary_of
+from bayesrnn.saving import load, load_recipe, load_vocabulary, means_alone, vocabulary_of
+from bayesrnn.train.checkpoint import newest_facts
 from bayesrnn.train.run import PLACES, Run, shown
 
 
@@ -56,3 +57,38 @@ def begun(run: str | Path, recipe: Recipe) -> tuple[Bayesian, Recipe, Vocabulary
     if own_prior:
         model = with_prior(model, recipe.prior)
     return model, recipe, vocabulary_of(run, own)
+
+
+def kept_words(run: Run, words: Vocabulary | None) -> Vocabulary | None:
+    """Those that the folder keeps, else these, of the run that is begun with: another run's model
+    does not know what they number. Refused where both are there and differ."""
+    if not run.vocabulary.exists():
+        return words
+    kept = load_vocabulary(run.path)
+    if words not in (None, kept):
+        raise UserError(
+            f"{run.path} holds a run with other words than the one that is begun with; choose "
+            "another --out, or --fresh to start over"
+        )
+    return kept
+
+
+def split_anew(run: Path, recipe: Recipe, digest: str) -> str | None:
+    """One line where some data of this digest may be tested on here and trained on in the run that
+    was begun with. What was added at the end of a text or a series is not."""
+    before, now = (
+        (getattr(data, "split", ()), getattr(data, "split_seed", None))
+        for data in (load_recipe(run).data, recipe.data)
+    )
+    if now[1] is None:  # nothing is shuffled
+        why = "less is kept to train on than there" if now[0][:1] < before[0][:1] else None
+    elif before == now and newest_facts(Run(run).checkpoints).get("data") == digest:
+        why = None
+    else:
+        why = "data are shuffled before they are split, and it had others, or another split"
+    if why is None:
+        return None
+    return (
+        f"some of what is tested on here may be what {run} was trained with: {why}; evaluate on "
+        "data that are all new to it"
+    )

@@ -27,11 +27,10 @@ from bayesrnn.recipe import Recipe, from_table, to_table
 from bayesrnn.saving import (
     build_model,
     build_module,
-    load_vocabulary,
     save_own,
 )
 from bayesrnn.train.average import Average
-from bayesrnn.train.beginning import begun, located
+from bayesrnn.train.beginning import begun, kept_words, located, split_anew
 from bayesrnn.train.checkpoint import (
     Checkpoint,
     pack_optimizer,
@@ -69,9 +68,10 @@ def train(
             f"recipe must be a Recipe, got {recipe!r}; br.read_recipe reads one from a file"
         )
     run = Run(expanded(out))
-    words = None
+    other = words = None
     if isinstance(start, str | Path):
-        start, recipe, words = begun(start, recipe)
+        other = expanded(start)
+        start, recipe, words = begun(other, recipe)
     recipe = replace(recipe, data=located(recipe.data, None if fresh else run))
     recipe = from_table(to_table(recipe))  # as the run keeps it: settings made in Python may not be
     run.check(recipe, fresh)  # all that can be wrong shows before anything is written
@@ -79,9 +79,8 @@ def train(
         run.check_model()
     device = choose_device(recipe.train.device)
     torch.manual_seed(recipe.train.seed)
-    known = run.vocabulary.exists() and not fresh
     if task is None:
-        task = build_task(recipe, device, load_vocabulary(run.path) if known else words)
+        task = build_task(recipe, device, words if fresh else kept_words(run, words))
     _check_choice(recipe, task)
     if not fresh:
         run.check_data(task.digest)
@@ -98,6 +97,8 @@ def train(
                 trainer.reporter.say(restored)
             if start is not None and trainer.step == 0:
                 trainer.save()  # the recipe alone cannot make it again
+                if other is not None and (mixed := split_anew(other, recipe, task.digest)):
+                    trainer.reporter.say(mixed)
             with products_in(recipe.train.precision):
                 return trainer.run_to_end()
         finally:
@@ -450,6 +451,7 @@ class Trainer:
         """Go back to a checkpoint; the number of bytes of metrics it had written."""
         tensors, facts = checkpoint
         device = self.task.batches.device
+        self._check_epochs(facts["step"], facts["epoch"], facts["position"])
         self.model.load_state_dict(tensors["parameters.safetensors"])
         unpack_optimizer(self.optimizer, tensors["optimizer.safetensors"], facts["optimizer"])
         self.average.load(tensors.get("average.safetensors", {}), facts.get("averaged", 0))
@@ -470,6 +472,17 @@ class Trainer:
             best = tensors["best.safetensors"]
             self.best = {name: value.to(device) for name, value in best.items()}
         return int(facts["metrics_bytes"])
+
+    def _check_epochs(self, step: int, epoch: int, position: int) -> None:
+        """Refuse a checkpoint from epochs of another length: the same data were cut otherwise."""
+        steps = len(self.task.batches)
+        at_end = position == steps and step == epoch * steps
+        if step != epoch * steps + position and not at_end:
+            raise UserError(
+                f"{self.run.path} was begun with another version, which cut the same data "
+                f"differently (an epoch has {steps} steps now); go on with that one, choose "
+                "another --out, or start over with --fresh"
+            )
 
     def _say_start(self, resumed: bool) -> None:
         batches = self.task.batches
