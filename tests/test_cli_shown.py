@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.core import TyperArgument
+from typer.main import get_command
 
 from bayesrnn import cli as command_line
 from bayesrnn.commands import evaluate as evaluate_command
@@ -37,6 +39,28 @@ def test_every_command_is_told_in_one_line() -> None:
         first, *rest = (command.callback.__doc__ or "").split("\n")
         assert rest[:1] == [""], f"{command.callback.__name__}: more than a line"
         assert len(first) <= 64, f"{command.callback.__name__}: too long for 80 columns"
+
+
+def test_arguments_are_called_as_the_documents_call_them() -> None:
+    arguments = {
+        parameter.metavar
+        for command in get_command(command_line.app).commands.values()  # type: ignore[attr-defined]
+        for parameter in command.params
+        if isinstance(parameter, TyperArgument)
+    }
+    assert arguments == {"RUN", "RECIPE", "KEY=VALUE", "FILE", "PICTURES"}
+
+
+def test_a_title_wider_than_its_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.columns([{"samples": 10}], "by the number of draws (0: the mean)")
+    title, *table = capsys.readouterr().out.splitlines()
+    assert title == "by the number of draws (0: the mean)"
+    assert max(map(len, table)) < len(title)
+
+
+def test_every_nll_has_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show({"train_nll": 0.5, "valid_nll": 0.6, "best_valid_nll": 0.6}, "training", False)
+    assert capsys.readouterr().out.count("nll (nats each)") == 3
 
 
 def test_ctrl_c_is_said(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,15 @@ def test_a_path_that_toml_takes_for_something_else_is_to_be_quoted(
     assert read_recipe(path, [quoted]).data.path == value
 
 
+def test_a_list_whose_quotes_a_shell_took_away_is_to_be_quoted(tmp_path: Path) -> None:
+    path = write_recipe(tmp_path)
+    with pytest.raises(Invalid) as refused:
+        read_recipe(path, ["bayes.where=[rnn.*,decoder.weight]"])
+    quoted = 'bayes.where=["rnn.*", "decoder.weight"]'
+    assert str(refused.value).endswith(f"; quote it: '{quoted}'")
+    assert read_recipe(path, [quoted]).bayes.where == ("rnn.*", "decoder.weight")
+
+
 def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path: Path) -> None:
     data = write_speech(tmp_path / "speech", ["a/u1"], ["YES (u1)"])
     marked = tmp_path / "speech" / "etc" / "x_train.fileids"

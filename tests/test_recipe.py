@@ -303,7 +303,11 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"data": {"path": "x", "lowercase": 1}}, "data.lowercase", "must be true or false"),
         ({"data": {"path": "x", "split": [1, 2]}}, "data.split", "must be a list of 3 items"),
         ({"data": {"path": "x", "tokens": "bytes"}}, "data.tokens", '"words" or "characters"'),
-        ({"bayes": {"where": "*"}}, "bayes.where", "must be a list, each a string, got '*'"),
+        (
+            {"bayes": {"where": "*"}},
+            "bayes.where",
+            "must be a list, each a string, got '*'; quote it: 'bayes.where=[\"*\"]'",
+        ),
         ({"bayes": {"where": []}}, "bayes.where", "at least one name pattern"),
         ({"model": {"cell": "transformer"}}, "model.cell", '"lstm", "gru" or "rnn"'),
         ({"model": {"tied": True, "hidden": 3}}, "model.tied", "needs embedding = hidden"),

@@ -353,7 +353,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_or_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such folder"):
         br.load(tmp_path / "missing")
-    with pytest.raises(UserError, match=r"is no run's folder, .* pass its network as"):
+    with pytest.raises(UserError, match=r"is no run's folder, .*; give one of those"):
         br.load(tmp_path)
 
 

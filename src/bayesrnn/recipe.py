@@ -277,8 +277,7 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
         else:
             bound = _exceeded(value)
             wanted = f"below {bound}" if bound else _describe(hints[name])
-            bare = hints[name] is str and not isinstance(value, (list, dict))
-            remedy = f"; quote it: '{key}.{name}=\"{str(value).lower()}\"'" if bare else ""
+            remedy = _remedy(hints[name], f"{key}.{name}", value)
             problems.append((f"{key}.{name}", f"must be {wanted}, got {value!r}{remedy}"))
     required = [
         name
@@ -380,6 +379,22 @@ def _exceeded(value: Any) -> str | None:
         return None
     words, bound = LARGEST[type(value)]
     return words if bound <= abs(value) < math.inf else None
+
+
+def _remedy(hint: Any, key: str, value: Any) -> str:
+    """What is right where quotes were left out, or a shell took them away.
+
+    >>> print(_remedy(tuple[str, ...], "bayes.where", "[rnn.*, decoder.*]"))
+    ; quote it: 'bayes.where=["rnn.*", "decoder.*"]'
+    """
+    if hint is str and not isinstance(value, (list, dict)):
+        right = json.dumps(str(value).lower(), ensure_ascii=False)
+    elif hint == tuple[str, ...] and isinstance(value, str) and not set(value) & set("\"'"):
+        items = value.removeprefix("[").removesuffix("]").split(",")
+        right = json.dumps([item.strip() for item in items], ensure_ascii=False)
+    else:
+        return ""
+    return f"; quote it: '{key}={right}'"
 
 
 def _describe(hint: Any) -> str:

@@ -221,8 +221,8 @@ def load_recipe(run: Path) -> Recipe:
         raise UserError(f"no run at {run}: there is no such folder; give one made by train --out")
     if not (run / "recipe.toml").exists():
         raise UserError(
-            f"{run} is no run's folder, which train --out makes; to load a model of your own in "
-            "Python, pass its network as load(..., module=net)"
+            f"{run} is no run's folder, as train --out makes them; give one of those or, for a "
+            "model of your own in Python, pass its network as load(..., module=net)"
         )
     return read_run_recipe(run / "recipe.toml")
 

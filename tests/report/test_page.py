@@ -100,6 +100,7 @@ def test_entropies_of_characters_are_said_to_be(bayes: Path, tmp_path: Path) -> 
             assert figure.layout.yaxis.title.text == f"nats a {unit}"
     said = sorted(note.text.partition(":")[0] for note in figure.layout.annotations)
     assert said == ["character frequencies alone", "word frequencies alone"]
+    assert len({note.xanchor for note in figure.layout.annotations}) == 2  # not one on the other
 
 
 def test_reliability_and_risk_are_of_the_most_draws(page: Page, bayes: Path) -> None:

@@ -14,7 +14,9 @@ from bayesrnn.train.loop import choose_device
 
 
 def features(
-    images: Annotated[Path, typer.Argument(help="A folder of pictures, or one picture.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="PICTURES", help="A folder of pictures, or one picture.")
+    ],
     out: Annotated[Path, typer.Option(help="The file to write: FILE.npz or FILE.safetensors.")],
     network: Annotated[
         str, typer.Option(help="A network of torchvision, or of timm as timm:NAME.")

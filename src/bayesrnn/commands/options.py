@@ -30,11 +30,13 @@ from bayesrnn.saving import load, load_recipe, vocabulary_of
 from bayesrnn.train.metrics import epochs_missing
 from bayesrnn.train.run import PLACES, Run, changed_data, shown
 
-RunFolder = Annotated[Path, typer.Argument(help="A run's folder, as `train --out` made it.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run's folder, as `train --out` made it.")
+]
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="A run's folder, as `train --out` made it; several are read as an ensemble.",
     ),
 ]

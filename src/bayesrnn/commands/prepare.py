@@ -14,10 +14,11 @@ from bayesrnn.recipe import read_recipe
 
 
 def prepare(
-    recipe: Annotated[Path, typer.Argument(help="A recipe for speech.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe for speech.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it: data.path=an4 data.bands=40 ...")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes to it: data.path=an4 data.bands=40 ..."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -31,9 +31,7 @@ from bayesrnn.train.loop import choose_device
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, side by side.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs' folders, side by side.")],
     out: Annotated[Path, typer.Option(help="The page to write, FILE.html.")],
     samples: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Numbers of draws; 0 is the posterior mean.")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -15,9 +16,6 @@ from bayesrnn.evaluate.reader import Watch
 from bayesrnn.files import to_json
 
 TITLES = {
-    "nll": "nll (nats each)",
-    "train_nll": "train nll (nats each)",
-    "expected_nll": "expected nll (nats each)",
     "kl": "kl (nats each)",
     "bound": "bound (nats each)",
     "per": "label errors (%)",
@@ -43,7 +41,8 @@ def show(figures: dict[str, Any], title: str, as_json: bool) -> None:
         return
     table = table_of("", "", title=title, show_header=False)
     for key, value in figures.items():
-        table.add_row(TITLES.get(key, key.replace("_", " ")), shown(value))
+        unit = " (nats each)" if key.endswith("nll") else ""
+        table.add_row(TITLES.get(key, key.replace("_", " ") + unit), shown(value))
     print_table(table)
 
 
@@ -56,8 +55,13 @@ def columns(cases: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """On the terminal; what users named is no markup, whatever brackets and colons are in it."""
-    Console(markup=False, emoji=False).print(table)
+    """On the terminal; what users named is no markup, whatever brackets and colons are in it. A
+    title that is wider than its table stands above it, in one line where there is room."""
+    console = Console(markup=False, emoji=False)
+    if table.title and cell_len(str(table.title)) > console.measure(table).maximum:
+        console.print(table.title, style="table.title", highlight=False)
+        table.title = None
+    console.print(table)
 
 
 def table_of(*headings: str, title: str, show_header: bool = True) -> Table:

@@ -15,9 +15,10 @@ from bayesrnn.train.stopping import best_line, line_of
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe's .toml file.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's .toml file.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it: train.lr=0.5 prior.pi=0.5 ...")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Changes to it: train.lr=0.5 prior.pi=0.5 ..."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder (default: runs/ and the recipe's name).")
@@ -29,7 +30,9 @@ def train(
             "other data."
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, forgetting its run.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; the run that --out holds is lost.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

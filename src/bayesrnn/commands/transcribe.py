@@ -29,7 +29,7 @@ from bayesrnn.train.loop import choose_device
 
 def transcribe(
     run: RunFolder,
-    files: Annotated[list[Path], typer.Argument(help="Sound files: flac, wav.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Sound files: flac, wav.")],
     samples: Annotated[
         int, typer.Option(min=0, help="How many draws say how sure it is (0: the mean alone).")
     ] = 0,

@@ -170,7 +170,7 @@ def entropies(runs: Runs) -> list["go.Figure"]:
         y = [line["entropy_reversed"] for line in lines]
         _line(figure, index, run, x, y, "reversed", dash="dash", legend=False)
     alone = {(round(run.unigram, 6), run.unit[:-1]) for run in runs if run.unigram is not None}
-    for value, unit in sorted(alone):
+    for place, (value, unit) in enumerate(sorted(alone)):
         figure.add_hline(
             value,
             line=DOTTED,
@@ -179,7 +179,7 @@ def entropies(runs: Runs) -> list["go.Figure"]:
                 "font": {"color": "var(--muted)", "size": 12},
                 "yanchor": "bottom",
             },
-            annotation_position="top left",
+            annotation_position="top right" if place % 2 else "top left",  # two may be near
         )
     return _draws_axis(figure, runs)
 
