@@ -44,6 +44,7 @@ RECIPES = {
     "plain_medium": "ptb-plain-medium",
     "dropout": "ptb-dropout-medium",
     "dropout_tuned": "ptb-dropout-tuned",
+    "dropout_averaged": "ptb-dropout-averaged",
     "variational_tied": "ptb-variational-tied-medium",
     "variational_untied": "ptb-variational-untied-medium",
     "brnn": "ptb-brnn-medium",

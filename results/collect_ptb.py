@@ -29,6 +29,7 @@ GAPS = (
     "sharpened",
     "dropout",
     "dropout_tuned",
+    "dropout_averaged",
     "variational_tied",
     "variational_untied",
 )

@@ -22,6 +22,7 @@ MODELS = {
     "plain_medium": ("LSTM", "#3f3f3f"),
     "dropout": ("LSTM, dropout", "#e08214"),
     "dropout_tuned": ("LSTM, dropout, our schedule", "#fdb863"),
+    "dropout_averaged": ("LSTM, dropout, averaged", "#b35806"),
     "variational_tied": ("variational, tied masks", "#8073ac"),
     "variational_untied": ("variational, untied masks", "#b2abd2"),
     "brnn": ("Bayesian", "#1b7837"),
