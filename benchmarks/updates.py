@@ -42,6 +42,7 @@ WAYS: dict[str, tuple[str, br.Prior | None, bool]] = {
 }
 """The recipe, the prior from the second part on (None: the recipe's), and whether earlier parts are
 still there to be trained on anew."""
+COMMAND = "python benchmarks/updates.py --out RUNS"
 SPLITS = {"train": 0.8, "valid": 0.9, "test": 1.0}
 """Where each ends, as a part of the text's words."""
 
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=3)
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--only", default=",".join(WAYS), help="these ways alone")
+    parser.add_argument("--commit", default="", help="of the code (default: the checkout's)")
     parser.add_argument("changes", nargs="*", help="of the recipes, such as train.epochs=3")
     given = parser.parse_args()
     text = given.data or state_of_the_union(given.out / "addresses.txt")
@@ -132,8 +134,8 @@ def main() -> None:
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 before = None if all_parts else run
     found = {
-        "command": "python benchmarks/updates.py --out RUNS " + " ".join(given.changes),
-        "commit": present_commit(),
+        "command": " ".join([COMMAND, f"--seeds {given.seeds}", *given.changes]),
+        "commit": given.commit or present_commit(),
         **hardware(),
         "tokens": [
             [len(br.load_text(replace(whole, path=str(p)), words).ids[s]) for s in SPLITS]
