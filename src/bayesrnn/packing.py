@@ -102,7 +102,8 @@ def _filled_up(
             continue
         if tensors[key].shape != (left,):
             raise Misfit(f"{key} has the shape {tuple(tensors[key].shape)}, expected ({left},)")
-        parts[part] = tensors[key].new_zeros(facts["shape"])
+        nothing = 1.0 if part == "prior_scale" else 0.0  # by which gradients are divided
+        parts[part] = tensors[key].new_full(facts["shape"], nothing)
         parts[part][keep] = tensors[key]
     return parts
 
