@@ -33,6 +33,7 @@ from bayesrnn.bayes import (
     Sharpened,
     Uniform,
 )
+from bayesrnn.bayes.bayesianize import each_of
 from bayesrnn.bayes.kl import Estimator, check_estimator, check_pair
 from bayesrnn.data import (
     CaptionData,
@@ -462,10 +463,8 @@ def _check_together(recipe: Recipe) -> None:
 
 def _check_repeatable(recipe: Recipe) -> None:
     """The second order of sharpening compares two forward passes."""
-    given = recipe.posterior
-    posteriors = given.values() if isinstance(given, Mapping) else [given]
     fresh = recipe.dropout.kind == "naive" and recipe.dropout.on_layers
-    fits = not (fresh and any(posterior.second_order for posterior in posteriors))
+    fits = not (fresh and any(posterior.second_order for posterior in each_of(recipe.posterior)))
     said = 'must be "variational" with the second order of sharpening, which compares two passes'
     require((fits, "dropout.kind", said))
 

@@ -7,7 +7,8 @@ read a model without this package. For exact resumption see train/checkpoint.py.
 A pruned weight is stored sparsely, and one that is rounded is coded: see packing.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from bayesrnn.bayes import (
     bayesianize,
     check_bayesian,
 )
-from bayesrnn.bayes.bayesianize import assembled, choose, plain_copy
+from bayesrnn.bayes.bayesianize import assembled, choose, each_of, plain_copy
 from bayesrnn.bayes.block import Block
 from bayesrnn.data import ImageData, ReviewData, SeriesData, SpeechData, Vocabulary
 from bayesrnn.errors import Invalid, UserError
@@ -210,9 +211,8 @@ def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
 
 def means_alone(model: Bayesian, recipe: Recipe) -> bool:
     """Whether a run's model was written without the scales that its recipe gives it."""
-    given = recipe.posterior
-    named = [given] if not isinstance(given, Mapping) else list(given.values())
-    return model.all_points and not any(isinstance(posterior, Delta) for posterior in named)
+    points = any(isinstance(posterior, Delta) for posterior in each_of(recipe.posterior))
+    return model.all_points and not points
 
 
 def load_recipe(run: Path) -> Recipe:
@@ -260,8 +260,15 @@ def build_module(recipe: Recipe, vocabulary: Vocabulary | None) -> nn.Module:
 
 def build_model(recipe: Recipe, module: nn.Module) -> Bayesian:
     """The recipe's network made Bayesian."""
-    try:
+    with blaming_recipe():
         return bayesianize(module, recipe.posterior, recipe.prior, recipe.bayes.where)
+
+
+@contextmanager
+def blaming_recipe() -> Iterator[None]:
+    """What is wrong inside is so because of what the recipe names."""
+    try:
+        yield
     except ValueError as error:
         raise Invalid([("recipe:", str(error))]) from error
 

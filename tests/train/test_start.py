@@ -11,10 +11,10 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
-from bayesrnn.recipe import Recipe, read_recipe
+from bayesrnn.recipe import Recipe, from_table, read_recipe, to_toml
 from labelled_runs import review_recipe, write_reviews
 from series_runs import series_recipe, write_series
-from small_runs import Cli, assert_same_end, folder_contents, small_recipe
+from small_runs import Cli, assert_same_end, folder_contents, small_recipe, small_table
 
 STILL: dict[str, Any] = {"train": {"lr": 1e-30}}
 """Training that changes nothing, so that what was begun with can be seen."""
@@ -135,6 +135,20 @@ def test_each_time_it_is_what_was_learnt_last(begun: Path, tmp_path: Path) -> No
     with model.weights("sample"):
         model.resample()
         assert model.kl().item() == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_pattern_that_names_no_weight_is_refused_in_one_line(
+    begun: Path, tmp_path: Path, cli: Cli
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    start = {"kind": "normal", "loc": "start", "scale": "start"}
+    table = small_table(tmp_path, prior={"nosuch.*": start, "*": {"kind": "normal"}})
+    recipe.write_text(to_toml(from_table(table)))
+    result = cli("train", recipe, "--start", begun, "--out", tmp_path / "more")
+    assert result.code == 2
+    assert not (tmp_path / "more").exists()
+    [line] = result.errors
+    assert line.startswith("recipe: prior pattern 'nosuch.*' matches no trainable parameter")
 
 
 def test_such_a_run_is_pruned_and_compressed_by_its_means(

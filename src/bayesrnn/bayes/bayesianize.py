@@ -87,13 +87,12 @@ def assembled(
     """The model that takes this module over, given all that is known of each chosen weight."""
     _check_kept_once(module, {p: aliases[0] for p, aliases in chosen.values()})
     names = {name: aliases for name, (_, aliases) in chosen.items()}
-    objects: list[Prior] = []
+    order = _layout_order(module, names)
+    objects = _distinct(priors[name] for name in order)
     members: dict[tuple[object, ...], list[str]] = {}
-    for name in _layout_order(module, names):
+    for name in order:
         parameter = chosen[name][0]
         check_pair(posteriors[name], priors[name])
-        if not any(known is priors[name] for known in objects):
-            objects.append(priors[name])
         key = (
             name.rpartition(".")[0],  # a layer is a block: its gradient need not wait for others
             id(posteriors[name]),
@@ -106,7 +105,7 @@ def assembled(
     for group in members.values():
         weights = [Weight(name, chosen[name][0].shape, axes[name]) for name in group]
         tensors = {name: chosen[name][0].detach() for name in group}
-        index = next(i for i, known in enumerate(objects) if known is priors[group[0]])
+        index = [known is priors[group[0]] for known in objects].index(True)
         blocks.append(Block(weights, tensors, posteriors[group[0]], index, generator))
         blocks[-1].begin(priors[group[0]].named("start"))
     like = blocks[0].mean().detach()
@@ -136,16 +135,14 @@ def with_prior(model: Bayesian, prior: Prior | Mapping[str, Prior]) -> Bayesian:
     blocks = list(model.each_block())
     names = {weight.name: [weight.name] for block in blocks for weight in block.layout.weights}
     found = _assign(names, prior, "prior")
-    objects: list[Prior] = []
+    objects = _distinct(found.values())
     for block in blocks:
         first, *others = (weight.name for weight in block.layout.weights)
         for name in others:
             if found[name] is not found[first]:
                 raise ValueError(f"{first} and {name} are of one layer, and share a prior")
         check_pair(block.posterior, found[first])
-        if not any(known is found[first] for known in objects):
-            objects.append(found[first])
-        block.prior = next(i for i, known in enumerate(objects) if known is found[first])
+        block.prior = [known is found[first] for known in objects].index(True)
         block.begin(found[first].named("start"))
     model.priors = nn.ModuleList(Hyper(known, blocks[0].mean().detach()) for known in objects)
     model.forget_draw()  # its KL was another prior's
@@ -327,9 +324,19 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
     return owner
 
 
+def each_of(given: T | Mapping[str, T]) -> list[T]:
+    """One object, or those of a mapping from name pattern to object."""
+    return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+def _distinct(objects: Iterable[T]) -> list[T]:
+    """Each of these once; two that are equal are still two."""
+    return list({id(one): one for one in objects}.values())
+
+
 def _check_kind(given: object, kind: type, role: str, example: str) -> None:
     """Posteriors and priors are easily taken for one another."""
-    for one in given.values() if isinstance(given, Mapping) else [given]:
+    for one in each_of(given):
         if not isinstance(one, kind):
             raise TypeError(
                 f"{role} must be a {kind.__name__}, such as br.{example}, or a mapping from name "

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bayesrnn.bayes.bayesianize import each_of
 from bayesrnn.models import SpeechSettings
 from bayesrnn.report import figures
 from bayesrnn.report.findings import Findings
@@ -113,8 +114,7 @@ def _network(run: Findings) -> str:
 
 def _kinds(given: Any) -> str:
     """The kind of a posterior or a prior; several, where a recipe has one a weight."""
-    each = given.values() if isinstance(given, dict) else [given]
-    return ", ".join(sorted({one.kind.replace("_", " ") for one in each}))
+    return ", ".join(sorted({one.kind.replace("_", " ") for one in each_of(given)}))
 
 
 def _last(run: Findings, key: str) -> float | None:

@@ -1,16 +1,23 @@
 """What a training begins with: its data, found again from any folder, and another run's model."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from bayesrnn.bayes import Bayesian, with_prior
+from bayesrnn.bayes.bayesianize import each_of
 from bayesrnn.data import CaptionData, SeriesData, Vocabulary
 from bayesrnn.data.series import measured
 from bayesrnn.errors import UserError
 from bayesrnn.files import expanded, whole_path
 from bayesrnn.recipe import Data, Recipe, differences
-from bayesrnn.saving import load, load_recipe, load_vocabulary, means_alone, vocabulary_of
+from bayesrnn.saving import (
+    blaming_recipe,
+    load,
+    load_recipe,
+    load_vocabulary,
+    means_alone,
+    vocabulary_of,
+)
 from bayesrnn.train.checkpoint import newest_facts
 from bayesrnn.train.run import PLACES, Run, shown
 
@@ -39,8 +46,7 @@ def begun(run: str | Path, recipe: Recipe) -> tuple[Bayesian, Recipe, Vocabulary
     if isinstance(data, SeriesData) and isinstance(own.data, SeriesData) and not data.centre:
         data = replace(data, centre=own.data.centre, spread=own.data.spread)
         recipe = replace(recipe, data=data)
-    priors = recipe.prior.values() if isinstance(recipe.prior, Mapping) else [recipe.prior]
-    own_prior = any(prior.named("start") for prior in priors)
+    own_prior = any(prior.named("start") for prior in each_of(recipe.prior))
     for key, (old, new) in differences(own, recipe).items():
         allowed = key in (*PLACES, "data.split", "data.split_seed") or key.startswith("train.")
         if not (allowed or (own_prior and key.split(".")[0] == "prior")):
@@ -55,7 +61,8 @@ def begun(run: str | Path, recipe: Recipe) -> tuple[Bayesian, Recipe, Vocabulary
             "made from, or write it with --scale"
         )
     if own_prior:
-        model = with_prior(model, recipe.prior)
+        with blaming_recipe():
+            model = with_prior(model, recipe.prior)
     return model, recipe, vocabulary_of(run, own)
 
 

@@ -24,11 +24,7 @@ from bayesrnn.files import expanded
 from bayesrnn.models.layers import State, as_state, as_tensors
 from bayesrnn.objective import FreeEnergy
 from bayesrnn.recipe import Recipe, from_table, to_table
-from bayesrnn.saving import (
-    build_model,
-    build_module,
-    save_own,
-)
+from bayesrnn.saving import build_model, build_module, save_own
 from bayesrnn.train.average import Average
 from bayesrnn.train.beginning import begun, kept_words, located, split_anew
 from bayesrnn.train.checkpoint import (
