@@ -10,15 +10,26 @@ from math import prod
 from compare import Published, Summary, shown
 from tables import cell, table
 
-NAMED = re.compile(r"\{([^}]+)\}")
-"""A key of the summary in a text, whose number stands there in the end."""
+NAMED = re.compile(r"\{([^}:]+)(?::([^}]+))?\}")
+"""A key of the summary in a text, whose number stands there in the end, in the format behind a
+colon where there is one: {a.key} or {a.key:.1f}."""
 VERDICTS = {"yes": "hold", "in part": "hold in part", "no": "do not"}
 CLAIMS = "Which of the papers' claims hold here"
 
 
 def with_numbers(text: str, summary: Summary) -> str:
     """A text with the numbers of the keys that it names."""
-    return NAMED.sub(lambda found: shown(summary[found[1]]["value"]), text)
+
+    def said(found: re.Match[str]) -> str:
+        value = summary[found[1]]["value"]
+        return format(value, found[2]) if found[2] else shown(value)
+
+    return NAMED.sub(said, text)
+
+
+def named_in(text: str) -> set[str]:
+    """The keys that a text names."""
+    return {key for key, _ in NAMED.findall(text)}
 
 
 def is_number(word: str) -> bool:
@@ -53,8 +64,8 @@ def claim_problems(published: Published, summary: Summary) -> list[str]:
             problems.append(f"{name} must hold {', '.join(VERDICTS)}, got {claim['holds']!r}")
         if claim["see"] not in titles and ".md#" not in claim["see"]:
             problems.append(f"{name} leads to {claim['see']!r}, which is no section")
-        named = NAMED.findall(claim["here"]) + [k for c in claim["because"] for k in keys_of(c)]
-        missing = sorted(set(named) - summary.keys())
+        named = named_in(claim["here"]) | {k for c in claim["because"] for k in keys_of(c)}
+        missing = sorted(named - summary.keys())
         problems += [f"{name} names {key}, which is not in summary.json" for key in missing]
         if not missing:
             problems += [

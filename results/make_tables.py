@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from claims import NAMED, claim_problems, claims, with_numbers
+from claims import claim_problems, claims, named_in, with_numbers
 from compare import Published, comparison, comparison_problems, read_published, short_table
 from tables import cell, code, number, table
 
@@ -104,8 +104,6 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 # (A model's name may have a dot of its own: an4.prune_0.01.per.)
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){1,3}")
-PARTS = {"of": "", "ours": "Bayesian, here", "beside": "beside it"}
-"""Of a highlight, and their columns."""
 
 
 def log_problem(log: str, folder: Path) -> str | None:
@@ -228,17 +226,15 @@ def readme_results(summary: Summary, published: Published) -> str:
     if not summary:
         return NOTHING_YET + "\n"
     tables = [short_table(s, summary) for s in published["section"] if s.get("short")]
-    rows = [
-        [cell(with_numbers(line[part], summary)) for part in PARTS]
+    lines = [
+        f"- **{line['of']}.** {with_numbers(line['says'], summary)}\n"
         for line in published["highlights"]
     ]
-    tables += [table(list(PARTS.values()), rows)] if rows else []
-    return "\n".join(tables)
+    return "\n".join([*tables, "".join(lines)])
 
 
 def highlight_problems(summary: Summary, published: Published) -> list[str]:
-    lines = published["highlights"]
-    named = {key for line in lines for part in PARTS for key in NAMED.findall(line[part])}
+    named = {key for line in published["highlights"] for key in named_in(line["says"])}
     return [
         f"published.toml: a highlight names {key}, which is not in summary.json"
         for key in sorted(named - summary.keys())

@@ -179,7 +179,7 @@ def test_readme_must_have_its_markers(root: Path):
 
 PUBLISHED = """
 highlights = [
-  { of = "Toys", ours = "{toy.brnn.valid}, {toy.brnn.valid}", beside = "x {ptb.brnn.valid}" },
+  { of = "Toys", says = "{toy.brnn.valid}, {toy.brnn.valid:.2f}; the paper's {ptb.brnn.valid}" },
 ]
 [[claim]]
 of = "A paper"
@@ -247,7 +247,7 @@ def test_ours_stands_beside_what_was_published(root: Path):
     assert "| `brnn.valid` | 78.06 perplexity | 78.8 |" in page
     assert "| Bayesian | 78.06 (78.8) | 75.12 (75.5) | 2 |" in readme
     assert "| Dropout | not run yet (86.2) | - | - |" in readme
-    assert "| Toys | 12.5, 12.5 | x 78.06 |" in readme
+    assert "- **Toys.** 12.5, 12.50; the paper's 78.06\n" in readme
     assert "Speed" not in readme
     assert "`toy.brnn.valid`" not in readme
     assert run(root, "--check").returncode == 0
