@@ -570,6 +570,27 @@ def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path:
     assert "train.lr=5e+37" in line
 
 
+@pytest.mark.parametrize("command", ["train", "prepare"])
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        (["--epochs", "3"], "train.epochs=..."),
+        (["--valid-streams=3"], "train.valid_streams=..."),
+        (["--scale", "1"], "data.scale=... or posterior.scale=... or prior.scale=..."),
+        (["-e", "3"], "table.key=value"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_told_how_it_is_written(
+    command: str, option: list[str], key: str, cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    result = cli(command, recipe, *option, "--out", tmp_path / "run")
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.err).split())
+    assert result.code == 2
+    wanted = f"there is no option {option[0].partition('=')[0]}; settings of the recipe are given"
+    assert f"{wanted} as {key}" in said
+    assert not (tmp_path / "run").exists()
+
+
 # --- disks -----------------------------------------------------------------------------------
 
 

@@ -288,6 +288,8 @@ def test_an_override_that_cannot_be_read_is_quoted(override: str, tmp_path: Path
         ({"train": {"learning_speed": 3}}, "train.learning_speed", "is not a setting; allowed: "),
         ({"train": {"epoch": 3}}, "train.epoch", "did you mean epochs?"),
         ({"trian": {}}, "trian", "is not a table; did you mean train?"),
+        ({"epochs": 3}, "epochs", "is not a table; did you mean train.epochs?"),
+        ({"train": {"hidden": 3}}, "train.hidden", "did you mean model.hidden?"),
         ({"train": 3}, "train", "must be a table, got 3"),
         ({"posterior": 3}, "posterior", "must be a table, got 3"),
         ({"train": {"lr": "fast"}}, "train.lr", "must be a number, got 'fast'"),

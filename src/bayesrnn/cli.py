@@ -81,7 +81,10 @@ for command in (
     report,
     bench,
 ):
-    app.command()(as_called(command))
+    # where settings are given, a setting that is written as an option is told how it is written
+    app.command(context_settings={"ignore_unknown_options": command in (train, prepare)})(
+        as_called(command)
+    )
 
 
 def main() -> None:

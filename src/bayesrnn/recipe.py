@@ -117,6 +117,31 @@ class Recipe:
         require((wanted == given, "model", message))
 
 
+TABLES: Mapping[str, Sequence[type]] = {
+    "data": tuple(DATA.values()),
+    "model": tuple(MODELS.values()),
+    "dropout": (DropoutSettings,),
+    "posterior": tuple(POSTERIORS.values()),
+    "prior": tuple(PRIORS.values()),
+    "bayes": (BayesSettings,),
+    "train": (TrainSettings,),
+}
+"""A recipe's tables, and what each may hold."""
+
+
+def settings_called(name: str) -> list[str]:
+    """The keys of the settings of this name, whatever their table.
+
+    >>> settings_called("epochs"), settings_called("layers"), settings_called("sigma1")
+    (['train.epochs'], ['model.layers'], ['prior.sigma1'])
+    """
+    return [
+        f"{key}.{name}"
+        for key, kinds in TABLES.items()
+        if any(field.name == name for kind in kinds for field in dataclasses.fields(kind))
+    ]
+
+
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `table.key=value` overrides applied.
 
@@ -186,10 +211,9 @@ def from_table(table: Mapping[str, Any]) -> Recipe:
     bayesrnn.errors.Invalid: train.learning_speed is not a setting; allowed: epochs, ...
     """
     problems: Problems = []
-    known = [f.name for f in dataclasses.fields(Recipe)]
     for key in table:
-        if key not in known:
-            problems.append((key, _unknown(key, known, "is not a table")))
+        if key not in TABLES:
+            problems.append((key, _unknown("", key, list(TABLES), "is not a table")))
     parts: dict[str, Any] = {}
     readers: dict[str, Callable[[Any, str, Problems], Any]] = {
         "data": _read_data,
@@ -270,7 +294,8 @@ def _read(cls: type[T], table: Any, key: str, problems: Problems) -> T | None:
     given: dict[str, Any] = {}
     for name, value in table.items():
         if name not in fields:
-            problems.append((f"{key}.{name}", _unknown(name, list(fields), "is not a setting")))
+            said = _unknown(key.split(".")[0], name, list(fields), "is not a setting")
+            problems.append((f"{key}.{name}", said))
             continue
         ok, converted = _convert(hints[name], value)
         if ok:
@@ -427,9 +452,13 @@ def _describe(hint: Any) -> str:
     )
 
 
-def _unknown(key: str, known: Sequence[str], said: str) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    guess = f"did you mean {close[0]}? " if close else ""
+def _unknown(table: str, key: str, known: Sequence[str], said: str) -> str:
+    """What to say of a key that a table (or the recipe itself) does not have."""
+    elsewhere = settings_called(key)
+    if any(name.startswith(f"{table}.") for name in elsewhere):  # another kind has it
+        elsewhere = []
+    close = difflib.get_close_matches(key, known, n=1) or elsewhere
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
     return f"{said}; {guess}allowed: {', '.join(known) or 'none at all, so take it out'}"
 
 

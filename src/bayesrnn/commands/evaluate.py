@@ -11,6 +11,9 @@ import typer
 from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.commands.captions import evaluate_run
 from bayesrnn.commands.options import (
+    OF_CAPTIONS,
+    OF_SERIES,
+    OF_TEXTS,
     AsJson,
     Data,
     Device,
@@ -47,6 +50,9 @@ from bayesrnn.train.series import SeriesTask
 from bayesrnn.train.speech import SpeechTask
 from bayesrnn.train.task import LabelledTask, LanguageTask, Task, build_task
 
+SHARPENED = "Posterior sharpening"
+"""A heading of the help."""
+
 
 def evaluate(
     runs: RunFolders,
@@ -61,61 +67,35 @@ def evaluate(
         int | None,
         typer.Option(
             min=0,
-            help="How many draws (0: the mean; default 10 with --weights sample); with "
-            "--sharpened: of each cut, weighed by importance, for a tighter bound (default and "
-            "paper: 1).",
+            help="How many draws to average (0: the mean; default: 10 with --weights sample).",
         ),
     ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write each image's or review's prediction, and how sure (CSV); captions (JSON)."
+        ),
+    ] = None,
+    seed: DrawSeed = 1,
+    data: Data = "",
+    device: Device = "auto",
+    as_json: AsJson = False,
     streams: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Read a text as this many streams (default: 1, which is exact; with --sharpened "
-            "the training's).",
+            help="Read the text or series as this many streams (default: 1, which is exact; with "
+            "--sharpened the training's).",
+            rich_help_panel=OF_TEXTS,
         ),
     ] = None,
-    sharpened: Annotated[
-        bool,
-        typer.Option(
-            "--sharpened",
-            help="A sharpened model's bound, in cuts of the shape it was trained on (with --look, "
-            "also of another: --streams, --segment).",
-        ),
-    ] = False,
-    look: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WIDTH|search",
-            help="With --sharpened: looks of this width instead of the trained ones, as a part of "
-            "each weight's own sigma; search tries several on the validation text first.",
-        ),
-    ] = None,
-    look_at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN", help=f"The weights that --look lets look (default: {LOOK_AT})."
-        ),
-    ] = None,
-    looks: Annotated[
-        int,
-        typer.Option(
-            min=1, help="With --sharpened: how often each cut is looked at (paper: once)."
-        ),
-    ] = 1,
     dynamic: Annotated[
         str | None,
         typer.Option(
             metavar="RATE|search",
             help="Learn at this rate from each segment once it is scored; search tries several "
             "rates on the validation text first.",
-        ),
-    ] = None,
-    segment: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Steps of what --dynamic learns from, or --sharpened looks at, at once (default: "
-            "the training's unroll).",
+            rich_help_panel=OF_TEXTS,
         ),
     ] = None,
     by_variance: Annotated[
@@ -123,35 +103,80 @@ def evaluate(
         typer.Option(
             "--by-variance",
             help="With --dynamic: each weight learns in proportion to its posterior variance.",
+            rich_help_panel=OF_TEXTS,
         ),
     ] = False,
-    predictions: Annotated[
-        Path | None,
+    segment: Annotated[
+        int | None,
         typer.Option(
-            help="Write each image's or review's prediction, and how sure (CSV); captions (JSON)."
+            min=1,
+            help="Tokens that --dynamic learns from, or --sharpened looks at, at a time (default: "
+            "the training's unroll).",
+            rich_help_panel=OF_TEXTS,
         ),
     ] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Of captions: beginnings kept.")] = 3,
-    meteor: Annotated[
-        bool, typer.Option("--meteor", help="Of captions: METEOR too (needs Java, and a minute).")
+    sharpened: Annotated[
+        bool,
+        typer.Option(
+            "--sharpened",
+            help="The bound of a model that looks at each cut before it scores it. Cuts have the "
+            "shape of the training's; with --look also another (--streams, --segment). --samples "
+            "is then the draws of each cut, weighed by importance (default and paper: 1).",
+            rich_help_panel=SHARPENED,
+        ),
     ] = False,
-    decoding: SpeechDecoding = "prefix",
+    look: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTH|search",
+            help="Look with this width, as a part of each weight's own sigma, whether or not the "
+            "model was trained to; search tries several widths on the validation text first.",
+            rich_help_panel=SHARPENED,
+        ),
+    ] = None,
+    look_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help=f"The weights that --look lets look (default: {LOOK_AT}).",
+            rich_help_panel=SHARPENED,
+        ),
+    ] = None,
+    looks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How often to look at each cut (paper: once).",
+            rich_help_panel=SHARPENED,
+        ),
+    ] = 1,
     horizon: Annotated[
         int | None,
-        typer.Option(min=1, help="Of series: score forecasts of this many steps, too."),
+        typer.Option(
+            min=1, help="Also score forecasts of this many rows.", rich_help_panel=OF_SERIES
+        ),
     ] = None,
     season: Season = None,
-    seed: DrawSeed = 1,
-    data: Data = "",
-    device: Device = "auto",
-    as_json: AsJson = False,
+    beam: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Beginnings of captions to keep; 1 is greedy.", rich_help_panel=OF_CAPTIONS
+        ),
+    ] = 3,
+    meteor: Annotated[
+        bool,
+        typer.Option(
+            "--meteor", help="METEOR too (needs Java, and a minute).", rich_help_panel=OF_CAPTIONS
+        ),
+    ] = False,
+    decoding: SpeechDecoding = "prefix",
 ) -> None:
     """How good a run's model is.
 
-    The perplexity of a whole text, as one stream with the state carried; the error over all images
-    or reviews; the perplexity and the scores of captions; the error rate of speech; or how near a
-    series' next rows, and forecasts, come to what came. And what its weights, and for the training
-    set with draws also the targets, take to describe.
+    Of a text the perplexity, read as one stream with the state carried; of images and reviews the
+    error; of captions perplexity and scores; of speech the error rate of labels; of a series how
+    near the next rows, and forecasts, come to what came. Then what the weights take to describe
+    and, for the training set with draws, the targets too.
 
     bayesrnn evaluate runs/ptb --split test
 

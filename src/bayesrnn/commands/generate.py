@@ -23,7 +23,8 @@ def generate(
         float, typer.Option(min=0, help="Below 1 is safer, above 1 bolder; 0 takes the likeliest.")
     ] = 1.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")
+        int,
+        typer.Option(min=0, max=2**63 - 1, metavar="N", help="The same seed gives the same text."),
     ] = 1,
     weights: Annotated[
         Weights, typer.Option(help="The posterior mean, or one draw for the whole text.")

@@ -25,11 +25,13 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
-from bayesrnn.recipe import Recipe, differences
+from bayesrnn.recipe import Recipe, differences, settings_called
 from bayesrnn.saving import load, load_recipe, vocabulary_of
 from bayesrnn.train.metrics import epochs_missing
 from bayesrnn.train.run import PLACES, Run, changed_data, shown
 
+OF_TEXTS, OF_SERIES, OF_CAPTIONS = "Texts", "Series", "Captions"
+"""Headings of the help, for options that are of some data alone."""
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, as `train --out` made it.")
 ]
@@ -41,9 +43,13 @@ RunFolders = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Data = Annotated[str, typer.Option(help="Read the data from here, not from where they were.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-DrawSeed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")]
+Data = Annotated[
+    str, typer.Option(help="Read the data from here, not from where they were in training.")
+]
+Device = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu or cuda.")]
+DrawSeed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="The seed of the draws.")
+]
 SpeechDecoding = Annotated[
     Search,
     typer.Option(
@@ -55,8 +61,9 @@ Season = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Of series: rows a season, for the seasonal naive forecast beside the run's (default: "
-        "what fits the rows to train on).",
+        help="Rows a season, for the seasonal naive forecast beside the run's (default: what fits "
+        "the rows to train on).",
+        rich_help_panel=OF_SERIES,
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
@@ -87,6 +94,19 @@ def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
     for flag in (flag for flag, is_used in used.items() if is_used):
         if recipe.data.kind not in FLAGS.get(flag, (TextData.kind,)):
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
+
+
+def check_settings(words: Sequence[str]) -> None:
+    """Refuse an option that a command does not have, where it takes a recipe and settings; say how
+    those are given."""
+    for word in words:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            keys = settings_called(option.lstrip("-").replace("-", "_"))
+            given = " or ".join(f"{key}=..." for key in keys) or "table.key=value"
+            raise typer.BadParameter(
+                f"there is no option {option}; settings of the recipe are given as {given}"
+            )
 
 
 def check_file(path: Path | None) -> None:

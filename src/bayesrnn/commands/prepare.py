@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bayesrnn.commands.options import AsJson
+from bayesrnn.commands.options import AsJson, check_settings
 from bayesrnn.commands.tables import show
 from bayesrnn.data import SpeechData, load_speech, prepare_speech
 from bayesrnn.errors import UserError
@@ -29,6 +29,7 @@ def prepare(
 
     bayesrnn prepare recipes/an4-ml.toml data.path=an4 --out an4-mel
     """
+    check_settings([str(recipe), *(settings or ())])
     data = read_recipe(recipe, settings or ()).data
     if not isinstance(data, SpeechData):
         raise UserError(f"{recipe} is a recipe for {data.kind}; only speech is prepared")

@@ -26,7 +26,9 @@ def prune(
     run: RunFolder,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder of the pruned run, a new one; of several, for a curve."),
+        typer.Option(
+            help="A new folder for the pruned run; with a curve and --retrain, for one run each."
+        ),
     ] = None,
     fraction: Annotated[
         float | None, typer.Option(min=0, max=1, help="Prune this part of all weights.")
@@ -37,29 +39,30 @@ def prune(
     ] = None,
     curve: Annotated[
         str | None,
-        typer.Option(
-            metavar="F,F,...", help="What each of these fractions costs; nothing is written."
-        ),
+        typer.Option(metavar="F,F,...", help="What each of these fractions costs."),
     ] = None,
     thresholds: Annotated[
         str | None,
-        typer.Option(metavar="L,L,...", help="What each of these thresholds costs, likewise."),
+        typer.Option(metavar="L,L,...", help="What each of these thresholds costs."),
     ] = None,
     by: Annotated[
         Ranking, typer.Option(help="Rank by signal to noise, or by the mean's size alone.")
     ] = "snr",
     per_tensor: Annotated[
-        bool, typer.Option("--per-tensor", help="The fraction of each tensor, not of all together.")
+        bool,
+        typer.Option(
+            "--per-tensor", help="Prune that fraction of each tensor, not of all together."
+        ),
     ] = False,
     split: Annotated[
         Literal["train", "valid", "test"] | None,
-        typer.Option(help="What a curve is of (default: what training validated on)."),
+        typer.Option(help="What a curve reads (default: what training validated on)."),
     ] = None,
     streams: Annotated[
         int | None, typer.Option(min=1, help="For a curve, read a text as this many streams.")
     ] = None,
     retrain: Annotated[
-        int, typer.Option(min=0, metavar="EPOCHS", help="Train what is left for so many epochs.")
+        int, typer.Option(min=0, metavar="EPOCHS", help="Train what is left for this many epochs.")
     ] = 0,
     lr: Annotated[
         float | None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bayesrnn.commands.options import AsJson, Quiet
+from bayesrnn.commands.options import AsJson, Quiet, check_settings
 from bayesrnn.commands.tables import show
 from bayesrnn.description import Description
 from bayesrnn.recipe import read_recipe
@@ -44,6 +44,7 @@ def train(
 
     bayesrnn train runs/book/recipe.toml data.path=new.txt --start runs/book --out runs/more
     """
+    check_settings([str(recipe), *(settings or ())])
     out = out or Path("runs") / recipe.stem
     wanted = read_recipe(recipe, settings or ())
     outcome = train_recipe(wanted, out, fresh, quiet, start)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bayesrnn.bayes import Network
 from bayesrnn.commands.captions import uncertainty_of_run
 from bayesrnn.commands.options import (
+    OF_TEXTS,
     AsJson,
     Data,
     Device,
@@ -82,22 +83,39 @@ def uncertainty(
             help="Which part of the data (default: test); of texts, series and reviews also all."
         ),
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="Read this text file instead.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Read this text file instead.", rich_help_panel=OF_TEXTS),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write every token's figures, as FILE.csv or FILE.json.")
+        Path | None,
+        typer.Option(
+            help="Write every token's figures, as FILE.csv or FILE.json.", rich_help_panel=OF_TEXTS
+        ),
     ] = None,
     gap: Annotated[
         bool,
-        typer.Option("--gap", help="Read the text reversed and shuffled too, and compare."),
+        typer.Option(
+            "--gap",
+            help="Also read the text reversed and shuffled, and compare.",
+            rich_help_panel=OF_TEXTS,
+        ),
     ] = False,
     foreign: Annotated[
-        Path | None, typer.Option(help="With --gap: a text of another kind to compare with.")
+        Path | None,
+        typer.Option(
+            help="With --gap: a text of another kind to compare with.", rich_help_panel=OF_TEXTS
+        ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help=f"With --gap: tokens a window to be told apart ({WINDOW})."),
+        typer.Option(
+            min=1,
+            help=f"With --gap: tokens in each of the windows to tell apart (default: {WINDOW}).",
+            rich_help_panel=OF_TEXTS,
+        ),
     ] = None,
-    bins: Annotated[int, typer.Option(min=1, help="Of the calibration errors.")] = BINS,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = BINS,
     seed: DrawSeed = 1,
     data: Data = "",
     device: Device = "auto",
@@ -105,10 +123,10 @@ def uncertainty(
 ) -> None:
     """What a run's model does not know.
 
-    Of a text: entropy, its aleatoric and epistemic parts, and calibration; the entropy gap, and
-    whether other texts stand out. Of images and reviews: the means and calibration; of ratings and
-    series the variances, and how many fall within intervals. Of captions: whether unsure ones are
-    bad ones, and whether a wrong picture or noise makes it less sure.
+    Of a text: entropy, its aleatoric and epistemic parts, calibration, and whether other texts
+    stand out (--gap). Of images and reviews: the mean uncertainties and calibration. Of ratings and
+    series: variances, and how many targets fall within the intervals. Of captions: whether unsure
+    ones are bad ones, and whether a wrong picture or noise makes the model less sure.
 
     bayesrnn uncertainty runs/ptb --samples 0,1,10 --gap
 
