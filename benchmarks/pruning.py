@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.prune import choose
 from bayesrnn.saving import TENSORS
-from bayesrnn.sparse import SparseLSTM, plain_network, sparse_network
+from bayesrnn.sparse import SparseLSTM, sparse_network
 from bayesrnn.train.task import EVALUATION_TOKENS
 
 VOCABULARY, SIZE, LAYERS = 10_000, 650, 2
@@ -71,7 +71,7 @@ def main() -> None:
     net = br.LanguageModel(VOCABULARY, SIZE, SIZE, LAYERS)
     model = br.bayesianize(net, br.Gaussian((0.01, 0.1)), br.ScaleMixture()).eval()
     dense_bytes = file_bytes(model)
-    dense = plain_network(model)
+    dense = br.plain_network(model).requires_grad_(False)
     rows = []
     for fraction in (0.5, 0.8, 0.9, 0.95):
         for block, masks in choose(model, fraction, per_tensor=True).items():

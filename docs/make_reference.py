@@ -55,7 +55,7 @@ THEMES = (
     Theme(
         "Making a model Bayesian",
         "bayesianize Bayesian.weights Bayesian.hold Bayesian.resample Bayesian.kl Bayesian.moments "
-        "Bayesian.tuned Ensemble sharpen with_prior",
+        "Bayesian.tuned Ensemble plain_network sharpen with_prior",
         "Bayesian",
         "tutorial.md",
     ),

@@ -9,7 +9,6 @@ from bayesrnn.sparse import (
     SparseLinear,
     SparseLSTM,
     compressed,
-    plain_network,
     product,
     sparse_network,
     text_reader,
@@ -29,7 +28,10 @@ def test_a_language_model(streams: int, tied: bool) -> None:
     x = torch.randint(13, (5, streams))
     with torch.no_grad():
         expected, state = model(x)
-        for network, kind in ((plain_network(model), nn.LSTM), (sparse_network(model), SparseLSTM)):
+        for network, kind in (
+            (br.plain_network(model), nn.LSTM),
+            (sparse_network(model), SparseLSTM),
+        ):
             assert isinstance(network.rnn, kind)
             found, after = network(x)
             torch.testing.assert_close(found, expected)
@@ -45,7 +47,7 @@ def test_the_masks_of_an_earlier_draw_are_left_out() -> None:
         expected, _ = model(x)
         with model.weights("sample"):
             assert not torch.equal(model(x)[0], expected)
-        for network in (plain_network(model), sparse_network(model)):
+        for network in (br.plain_network(model), sparse_network(model)):
             torch.testing.assert_close(network(x)[0], expected)
 
 

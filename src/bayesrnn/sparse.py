@@ -10,8 +10,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Bayesian, check_bayesian
-from bayesrnn.bayes.bayesianize import copied
+from bayesrnn.bayes import Bayesian, check_bayesian, plain_network
 from bayesrnn.errors import require
 from bayesrnn.models.linear import is_linear
 
@@ -37,7 +36,7 @@ def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) 
     """
     check_bayesian(model)
     require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))
-    network = plain_network(model)
+    network = plain_network(model).cpu().requires_grad_(False)
     fused = (nn.TransformerEncoderLayer, nn.MultiheadAttention)  # which read their layers' weights
     whole = [layer for layer in network.modules() if isinstance(layer, fused)]
     parts = {part for layer in whole for part in layer.modules()}
@@ -64,17 +63,6 @@ def text_reader(model: Bayesian, streams: int) -> nn.Module | None:
     network = sparse_network(model, PAYS_FROM, LSTM_FROM)
     sparse = any(isinstance(layer, (SparseLinear, SparseLSTM)) for layer in network.modules())
     return network if sparse else None
-
-
-def plain_network(model: Bayesian) -> nn.Module:
-    """A copy of the wrapped network with its weights at the mean, on the CPU, in eval mode."""
-    network = copied(model.module)
-    paths = {layer: path for path, layer in model.module.named_modules()}
-    for name, (loc, _) in model.moments().items():
-        weight = nn.Parameter(loc.detach().cpu().clone(), requires_grad=False)
-        for layer, local in model.binding.places(name):  # tied weights have several
-            setattr(network.get_submodule(paths[layer]), local, weight)
-    return network.cpu().eval().requires_grad_(False)
 
 
 def _replacement(layer: nn.Module, at_least: float, lstm_from: int) -> nn.Module | None:

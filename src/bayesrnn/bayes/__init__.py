@@ -4,6 +4,7 @@ from bayesrnn.bayes.bayesian import Bayesian, check_bayesian
 from bayesrnn.bayes.bayesianize import bayesianize, default_input_axis, with_prior
 from bayesrnn.bayes.cost import weight_bits
 from bayesrnn.bayes.ensemble import Ensemble, Network, members_of
+from bayesrnn.bayes.plain import plain_network
 from bayesrnn.bayes.posterior import Delta, Gaussian, Posterior
 from bayesrnn.bayes.prior import Laplace, Normal, Prior, ScaleMixture, Uniform
 from bayesrnn.bayes.sharpening import Sharpened, sharpen
@@ -25,6 +26,7 @@ __all__ = [
     "check_bayesian",
     "default_input_axis",
     "members_of",
+    "plain_network",
     "sharpen",
     "weight_bits",
     "with_prior",

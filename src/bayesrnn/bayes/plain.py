@@ -1,0 +1,56 @@
+"""The way back: the plain network that a Bayesian model is at its mean, or at one draw."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
+from bayesrnn.bayes.bayesianize import copied
+from bayesrnn.bayes.block import Block
+from bayesrnn.bayes.processes import rank_generator
+
+
+def plain_network(
+    model: Bayesian,
+    weights: Literal["mean", "sample"] = "mean",
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """A copy of the wrapped network that knows nothing of this package: its weights are ordinary
+    parameters again, under their old names, at the posterior mean or at one draw.
+
+    It is what to deploy or export (`torch.export`, ONNX), to train on as a plain network, or, of
+    several draws, to run apart. It is a copy, where the model is, in eval mode; neither follows the
+    other. Pruned weights are 0. A draw is of the weights alone, without dropout masks; it comes
+    from the `generator` (on the weights' device), or from torch's own.
+
+    >>> from bayesrnn.bayes.bayesianize import bayesianize
+    >>> plain_network(bayesianize(nn.Linear(3, 2)))
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    check_bayesian(model)
+    if weights not in ("mean", "sample"):
+        raise ValueError(f'weights must be "mean" or "sample", got {weights!r}')
+    model = uncompiled(model)
+    network = copied(model.module)
+    paths = {layer: path for path, layer in model.module.named_modules()}
+    for block in model.each_block():
+        values = block.mean() if weights == "mean" else _drawn(block, generator)
+        for name, value in block.layout.split(values.detach()).items():
+            weight = nn.Parameter(value.clone())
+            for layer, local in model.binding.places(name):  # tied weights have several
+                setattr(network.get_submodule(paths[layer]), local, weight)
+    for layer in network.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()  # in cuDNN's order again
+    return network.eval()
+
+
+@torch.no_grad()
+def _drawn(block: Block, generator: torch.Generator | None) -> Tensor:
+    """A draw of its own: the model keeps the one that it has."""
+    parameters = block.parameters_by_name
+    if generator is None:
+        generator = rank_generator(parameters["loc"].device)
+    noise = block.posterior.noise(parameters, generator)
+    return block.kept(block.posterior.draw(parameters, noise))
