@@ -248,7 +248,7 @@ def _beam(log_p: LogProbs, width: int) -> tuple[tuple[int, ...], float]:
 
 def confidences(log_p: Sequence[Tensor], labelling: Sequence[int]) -> list[float]:
     """For each label of a labelling, the probability that it is that one: p(labelling) over the sum
-    of p of the labellings with another label in its place, or none.
+    of p of the labellings with any label in its place, or none.
 
     `log_p` holds [T, labels] of each draw of the weights; probabilities are averaged over them.
     """
