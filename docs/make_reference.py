@@ -107,9 +107,11 @@ THEMES = (
     Theme(
         "Calibration",
         "evaluate.calibration.calibration evaluate.calibration_of_top evaluate.classwise_error "
-        "evaluate.reliability evaluate.risk_coverage calibration_of_numbers evaluate.coverage",
+        "evaluate.reliability evaluate.risk_coverage search_temperature calibration_of_numbers "
+        "evaluate.coverage",
         "evaluate.Calibration evaluate.Reliability evaluate.RiskCoverage "
-        "evaluate.NumberCalibration evaluate.Coverage",
+        "evaluate.TemperatureSearch evaluate.TemperatureTrial evaluate.NumberCalibration "
+        "evaluate.Coverage",
         "uncertainty.md#calibration",
     ),
     Theme(

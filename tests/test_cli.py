@@ -261,6 +261,28 @@ def test_evaluate_dynamic_searches_on_the_validation_text(cli: Cli, finished: Pa
     assert all(f" {trial['rate']:g} " in shown.out for trial in found["search"])
 
 
+@pytest.mark.parametrize("more", [[], ["--samples", 3], ["--dynamic", 0.1]])
+def test_a_temperature_is_searched_on_the_validation_text(
+    more: list[Any], cli: Cli, finished: Path
+) -> None:
+    """By the same draws, or rate: the validation text's own figures are those of the search."""
+    search = ["evaluate", finished, *more, "--temperature", "search"]
+    found = json.loads(cli(*search, "--json").out)
+    tried = found["temperatures"]
+    best = min(tried, key=lambda trial: trial["nll"])
+    assert best["temperature"] / 1.1 < found["temperature"] < best["temperature"] * 1.1
+    asked = ["evaluate", finished, *more, "--temperature", found["temperature"], "--json"]
+    assert json.loads(cli(*asked).out) == {k: v for k, v in found.items() if k != "temperatures"}
+    at = [*asked[:-2], tried[3]["temperature"], "--json", "--split", "valid"]
+    assert json.loads(cli(*at).out)["nll"] == pytest.approx(tried[3]["nll"], rel=1e-9)
+    as_it_is = json.loads(cli("evaluate", finished, *more, "--json").out)
+    one = json.loads(cli("evaluate", finished, *more, "--temperature", 1, "--json").out)
+    assert one == as_it_is
+    assert "temperature" not in as_it_is
+    shown = cli(*search)
+    assert (shown.code, "temperatures tried" in shown.out) == (0, True)
+
+
 def test_dynamic_evaluation_that_cannot_be_is_one_line(cli: Cli, finished: Path) -> None:
     diverges = cli("evaluate", finished, "--dynamic", "1e30")
     assert (diverges.code, diverges.out) == (1, "")
@@ -934,6 +956,10 @@ def test_a_recipe_of_a_run_without_a_checksum_is_read(cli: Cli, finished: Path, 
         ["evaluate", "RUN", "--segment", "0", "--dynamic", "0.1"],
         ["evaluate", "RUN", "--segment", "5"],
         ["evaluate", "RUN", "--by-variance"],
+        ["evaluate", "RUN", "--temperature", "0"],
+        ["evaluate", "RUN", "--temperature", "warm"],
+        ["evaluate", "RUN", "--temperature", "2", "--sharpened"],
+        ["uncertainty", "RUN", "--temperature=-1"],
         ["evaluate", "RUN", "--seed", str(10**30)],
         ["evaluate"],
         ["generate", "RUN", "--tokens", "0"],

@@ -147,6 +147,36 @@ def test_reviews_of_any_number_of_classes(classes: int, cli: Cli, tmp_path: Path
     assert [key for key in first if key[1:].isdigit()] == [f"p{y}" for y in range(classes)]
 
 
+@pytest.mark.parametrize("samples", [0, 3])
+def test_classes_have_a_temperature(
+    samples: int, cli: Cli, finished: Callable[[str], Path]
+) -> None:
+    run = finished("images")
+    command = ["evaluate", run, "--samples", samples]
+    as_it_is = json.loads(cli(*command, "--json").out)
+    found = json.loads(cli(*command, "--temperature", "search", "--json").out)
+    assert found["error_percent"] == as_it_is["error_percent"]
+    assert found["nll"] != as_it_is["nll"]
+    best = min(found["temperatures"], key=lambda trial: trial["nll"])
+    assert best["temperature"] / 1.1 <= found["temperature"] <= best["temperature"] * 1.1
+    at = ["--temperature", best["temperature"], "--split", "valid", "--json"]
+    assert json.loads(cli(*command, *at).out)["nll"] == pytest.approx(best["nll"], rel=1e-6)
+    by_draws = ["uncertainty", run, "--samples", samples, "--temperature", "search", "--json"]
+    [line] = json.loads(cli(*by_draws).out)["by_draws"]
+    assert line["temperature"] == pytest.approx(found["temperature"])
+    assert line["nll"] == pytest.approx(found["nll"])
+
+
+def test_where_a_temperature_cannot_be(cli: Cli, finished: Callable[[str], Path]) -> None:
+    for command in ("evaluate", "uncertainty"):
+        code, _, err = cli(command, finished("ratings"), "--temperature", 2)
+        assert (code, "--temperature is of classes" in err) == (2, True)
+        code, _, err = cli(command, finished("classes"), "--temperature", "search")
+        said = " ".join(err.replace("│", " ").split())
+        assert (code, "search needs a validation set, and this run has none" in said) == (2, True)
+        assert cli(command, finished("classes"), "--temperature", 2).code == 0
+
+
 def test_wrong_use_gets_one_line(cli: Cli, finished: Callable[[str], Path], tmp_path: Path) -> None:
     code, _, err = cli("evaluate", finished("images"), "--streams", 2)
     assert code == 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import bayesrnn as br
+from bayesrnn.commands import uncertainty
 from bayesrnn.data import encode_file, encode_text
 from bayesrnn.evaluate import text_uncertainty
 from bayesrnn.train import loop
@@ -48,6 +49,35 @@ def test_the_figures_are_those_of_the_library(cli: Cli, finished: Path) -> None:
         assert {"perplexity", "accuracy", "ece", "adaptive_ece", "aurc"} <= set(line)
     evaluated = json.loads(cli("evaluate", finished, "--json")[1])
     assert mean["perplexity"] == pytest.approx(evaluated["perplexity"], rel=1e-6)
+
+
+def test_a_temperature_is_searched_for_each_number_of_draws(cli: Cli, finished: Path) -> None:
+    searched = figures_of(cli, finished, "--samples", "0,3", "--temperature", "search")
+    for line in searched["by_draws"]:
+        evaluated = ["evaluate", finished, "--samples", line["samples"]]
+        evaluated += ["--temperature", "search", "--json"]
+        assert json.loads(cli(*evaluated)[1])["temperature"] == pytest.approx(line["temperature"])
+
+
+def test_each_number_of_draws_has_a_temperature_of_its_own(
+    cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that share one are read together, which changes nothing."""
+
+    def found(model: object, valid: object, count: int, *_: object) -> tuple[float, dict[str, Any]]:
+        return {0: 1.5, 1: 0.7, 3: 0.7}[count], {}
+
+    monkeypatch.setattr(uncertainty, "best_temperature", found)
+    more = ["--gap", "--window", 10]
+    searched = figures_of(cli, finished, "--samples", "0,1,3", *more, "--temperature", "search")
+    for line, heat in zip(searched["by_draws"], (1.5, 0.7, 0.7), strict=True):
+        own = ["--samples", line["samples"], *more]
+        alone = figures_of(cli, finished, *own, "--temperature", heat)
+        assert alone["by_draws"] == [pytest.approx(line)]
+        assert line["temperature"] == heat
+        [before] = figures_of(cli, finished, *own)["by_draws"]
+        assert "temperature" not in before
+        assert (line["total"] > before["total"]) == (heat > 1)
 
 
 def test_the_gap_compares_with_the_reverse_a_shuffle_and_a_foreign_text(

@@ -89,6 +89,7 @@ from bayesrnn.evaluate import (
     predict,
     read_series,
     search_rate,
+    search_temperature,
     text_uncertainty,
     write_predictions,
 )
@@ -234,6 +235,7 @@ __all__ = [
     "run_curve",
     "save",
     "search_rate",
+    "search_temperature",
     "sharpen",
     "signal_to_noise",
     "sparse_network",

@@ -18,6 +18,7 @@ from bayesrnn.commands.options import (
     Data,
     Device,
     DrawSeed,
+    OrSearch,
     RunFolders,
     Season,
     SpeechDecoding,
@@ -34,9 +35,15 @@ from bayesrnn.commands.options import (
 )
 from bayesrnn.commands.series import series_ahead, series_scores
 from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
+from bayesrnn.commands.temperature import (
+    Temperature,
+    temperature_of,
+    tempered,
+    tempered_output,
+)
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
-from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
+from bayesrnn.evaluate import Categorical, evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
@@ -70,6 +77,7 @@ def evaluate(
             help="How many draws to average (0: the mean; default: 10 with --weights sample).",
         ),
     ] = None,
+    temperature: Temperature = None,
     predictions: Annotated[
         Path | None,
         typer.Option(
@@ -195,6 +203,9 @@ def evaluate(
     _check(
         weights, samples, streams, sharpened, look, look_at, looks, dynamic, segment, by_variance
     )
+    if temperature is not None and sharpened:
+        raise typer.BadParameter("--temperature is not for --sharpened; leave out one of them")
+    heat = temperature_of(temperature)
     rate = None if dynamic is None else rate_of(dynamic)
     width = None if look is None else width_of(look)
     drawn = weights == "sample" or (bool(samples) and not sharpened)
@@ -209,6 +220,7 @@ def evaluate(
     flags = {"--sharpened": sharpened, "--streams": streams != 1, "--dynamic": dynamic is not None}
     flags |= {"--predictions": predictions is not None, "--beam": beam != 3, "--meteor": meteor}
     flags |= {"--decoding": decoding != "prefix", "--horizon": horizon is not None}
+    flags |= {"--temperature": temperature is not None}
     for flag in ("--sharpened", "--dynamic"):
         if flags[flag]:
             only_run(runs, flag)
@@ -228,7 +240,7 @@ def evaluate(
         elif isinstance(task, SpeechTask):
             scores = _speech(model, task, split, count, generator, decoding, watch)
         elif isinstance(task, LabelledTask):
-            scores = _labelled(model, task, split, count, generator, predictions, watch)
+            scores = _labelled(model, task, split, count, generator, predictions, heat, watch)
         elif isinstance(task, SeriesTask):
             scores = series_scores(model, task, split, count, generator, streams, watch)
             if horizon is not None:
@@ -244,17 +256,20 @@ def evaluate(
         elif rate is not None:
             assert isinstance(model, Bayesian)
             unroll = segment or recipe.train.unroll
-            scores = dynamic_text(model, task, split, streams, unroll, rate, by_variance, watch)
+            how = (rate, by_variance, heat)
+            scores = dynamic_text(model, task, split, streams, unroll, *how, watch)
         else:
-            scores = text(model, task, split, count, generator, streams, watch)
+            scores = text(model, task, split, count, generator, streams, heat, watch)
     tried, columns = scores.pop("search", None), scores.pop("columns", None)
+    temperatures = scores.pop("temperatures", None)
     figures: dict[str, Any] = {**names_of(runs, as_json), "split": split}
     figures |= {} if sharpened else {"weights": "sample" if count else "mean"}
     figures |= scores
     if isinstance(model, Bayesian) and not sharpened:
         figures |= _description(model, task, split, scores.get("expected_nll"), generator)
     if as_json:
-        more = {"search": tried, "columns": columns, "ahead": ahead and asdict(ahead)}
+        more = {"search": tried, "temperatures": temperatures, "columns": columns}
+        more |= {"ahead": ahead and asdict(ahead)}
         figures |= {key: value for key, value in more.items() if value is not None}
         show(figures, "", True)
         return
@@ -263,6 +278,8 @@ def evaluate(
     show({k: v for k, v in figures.items() if k not in unasked}, f"{split} {unit}", False)
     if tried is not None:
         _show_trials("look" if sharpened else "rate", tried)
+    if temperatures is not None:
+        _show_trials("temperature", temperatures)
     if columns is not None:
         _show_cases(columns, "the next row, by column, in its own unit")
     if ahead is not None:
@@ -365,12 +382,14 @@ def _labelled(
     count: int,
     generator: torch.Generator,
     predictions: Path | None,
+    temperature: OrSearch,
     watch: Watch,
 ) -> dict[str, Any]:
     """The scores of images or reviews; each one's prediction into a file, where one is given."""
+    output, tried = tempered_output(task, model, count, generator, temperature, watch)
     examples = task.examples(split)
     advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
-    found, prediction = evaluate_labelled(model, examples, task.output, count, generator, advance)
+    found, prediction = evaluate_labelled(model, examples, output, count, generator, advance)
     if predictions is not None:
         write_predictions(predictions, task.data.part(split), prediction, found.mixture)
     return {
@@ -378,6 +397,8 @@ def _labelled(
         "samples": count,
         **found.scores,
         "expected_nll": found.expected_nll,
+        **(tempered(output.temperature) if isinstance(output, Categorical) else {}),
+        **tried,
     }
 
 

@@ -1,8 +1,9 @@
 """What several commands take, and how it is checked."""
 
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,6 +76,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
     "--horizon": (SeriesData.kind,),
     "--season": (SeriesData.kind,),
     "--streams": (TextData.kind, SeriesData.kind),
+    "--temperature": (TextData.kind, ImageData.kind, ReviewData.kind),
     "--split all": (TextData.kind, SeriesData.kind, ReviewData.kind),
     "--bins": (TextData.kind, ImageData.kind, ReviewData.kind),
 }
@@ -245,6 +247,23 @@ def draw_counts(samples: str) -> list[int]:
             f"--samples is a number, 0 or above, or several with commas; got {samples!r}"
         )
     return sorted(set(counts))
+
+
+OrSearch = float | Literal["search"]
+"""A number, or the best of a search on the validation text."""
+
+
+def or_search(given: str, fits: Callable[[float], bool], what: str) -> OrSearch:
+    """What a flag gives that takes a number or "search"; `what` says which numbers fit."""
+    if given == "search":
+        return "search"
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise typer.BadParameter(f"{what}, or search; got {given!r}")
+    return value
 
 
 def numbers(flag: str, text: str) -> list[float]:

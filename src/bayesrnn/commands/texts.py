@@ -1,14 +1,14 @@
 """What `evaluate` does with a run on text."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
-import typer
 
 from bayesrnn.bayes import Bayesian, Network
+from bayesrnn.commands.options import OrSearch, or_search
+from bayesrnn.commands.temperature import best_temperature, tempered
 from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import dynamic_evaluate, evaluate_text, search_rate
 from bayesrnn.evaluate.draws import each_draw
@@ -16,9 +16,6 @@ from bayesrnn.evaluate.dynamic import RATES
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.sharpened import WIDTHS, evaluate_sharpened, looking, search_look
 from bayesrnn.train.task import LanguageTask
-
-OrSearch = float | Literal["search"]
-"""A number, or the best of a search on the validation text."""
 
 
 def text(
@@ -28,12 +25,19 @@ def text(
     count: int,
     generator: torch.Generator,
     streams: int,
+    temperature: OrSearch,
     watch: Watch,
 ) -> dict[str, Any]:
     """The perplexity of a text, at the mean or over `count` draws."""
+    draws = len(each_draw(model, count))
+    tried: dict[str, Any] = {}
+    if temperature == "search":
+        valid = task.stream("valid", streams)
+        temperature, tried = best_temperature(model, valid, count, generator, watch)
     loader = task.stream(split, streams)
-    advance = watch(f"reading {split}", loader.targets * len(each_draw(model, count)))
-    return {"streams": streams, **asdict(evaluate_text(model, loader, count, generator, advance))}
+    advance = watch(f"reading {split}", loader.targets * draws)
+    found = evaluate_text(model, loader, count, generator, advance, temperature)
+    return {"streams": streams, **asdict(found), **tempered(temperature), **tried}
 
 
 def dynamic_text(
@@ -44,19 +48,25 @@ def dynamic_text(
     unroll: int,
     rate: OrSearch,
     by_variance: bool,
+    temperature: OrSearch,
     watch: Watch,
 ) -> dict[str, Any]:
-    """Dynamic evaluation, and the rates tried if there was a search."""
+    """Dynamic evaluation, and the rates and the temperatures tried if there was a search."""
     tried: dict[str, Any] = {}
     if rate == "search":
         loader = task.stream("valid", streams, unroll)
         advance = watch("trying rates on valid", loader.targets * len(RATES))
         search = search_rate(model, loader, RATES, advance=advance, by_variance=by_variance)
         rate, tried = search.rate, {"search": [asdict(trial) for trial in search.tried]}
+    if temperature == "search":
+        loader = task.stream("valid", streams, unroll)
+        how = {"rate": rate, "by_variance": by_variance}
+        temperature, temperatures = best_temperature(model, loader, 0, None, watch, **how)
+        tried |= temperatures
     loader = task.stream(split, streams, unroll)
     advance = watch(f"reading {split}", loader.targets)
-    found = dynamic_evaluate(model, loader, rate, advance=advance, by_variance=by_variance)
-    return {"streams": streams, **asdict(found), **tried}
+    found = dynamic_evaluate(model, loader, rate, 0.0, advance, by_variance, temperature)
+    return {"streams": streams, **asdict(found), **tempered(temperature), **tried}
 
 
 def sharpened_bound(
@@ -110,21 +120,9 @@ def _check_looks(model: Bayesian, look_at: str) -> None:
 
 def rate_of(dynamic: str) -> OrSearch:
     """What --dynamic gives."""
-    return _number(dynamic, lambda rate: 0 <= rate < math.inf, "--dynamic is a rate, 0 or above")
+    return or_search(dynamic, lambda rate: 0 <= rate < math.inf, "--dynamic is a rate, 0 or above")
 
 
 def width_of(look: str) -> OrSearch:
     """What --look gives."""
-    return _number(look, lambda width: 0 < width < math.inf, "--look is a width above 0")
-
-
-def _number(given: str, fits: Callable[[float], bool], what: str) -> OrSearch:
-    if given == "search":
-        return "search"
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
-    if not fits(value):
-        raise typer.BadParameter(f"{what}, or search; got {given!r}")
-    return value
+    return or_search(look, lambda width: 0 < width < math.inf, "--look is a width above 0")

@@ -18,6 +18,7 @@ from bayesrnn.commands.options import (
     Data,
     Device,
     DrawSeed,
+    OrSearch,
     RunFolders,
     check_draws,
     check_file,
@@ -31,6 +32,13 @@ from bayesrnn.commands.options import (
 )
 from bayesrnn.commands.series import series_uncertainty
 from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
+from bayesrnn.commands.temperature import (
+    Temperature,
+    best_temperature,
+    temperature_of,
+    tempered,
+    tempered_output,
+)
 from bayesrnn.data import (
     CaptionData,
     SeriesData,
@@ -56,7 +64,7 @@ from bayesrnn.evaluate import (
 )
 from bayesrnn.evaluate.calibration import BINS
 from bayesrnn.evaluate.draws import each_draw
-from bayesrnn.evaluate.outputs import Normal
+from bayesrnn.evaluate.outputs import Categorical, Normal
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import vocabulary_of
@@ -115,6 +123,7 @@ def uncertainty(
             rich_help_panel=OF_TEXTS,
         ),
     ] = None,
+    temperature: Temperature = None,
     bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = BINS,
     seed: DrawSeed = 1,
     data: Data = "",
@@ -135,6 +144,7 @@ def uncertainty(
     bayesrnn uncertainty runs/ptb-1 runs/ptb-2 runs/ptb-3 --samples 0
     """
     counts = draw_counts("10" if samples is None else samples)
+    heat = temperature_of(temperature)
     for flag, used in (("--split", split is not None), ("--data", data != "")):
         if text is not None and used:
             raise typer.BadParameter(f"{flag} is of the run's own text; leave it or --text out")
@@ -162,14 +172,18 @@ def uncertainty(
     check_flags(recipe, {"--split all": part == "all"})
     if not isinstance(settings, TextData):
         flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
-        check_flags(recipe, {**flags, "--bins": bins != BINS})
+        flags |= {"--temperature": temperature is not None, "--bins": bins != BINS}
+        check_flags(recipe, flags)
     note_part(recipe, data, part)
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
-            if text is None:
+            corpus = None
+            if text is None or heat == "search":
                 corpus = load_text(settings, vocabulary)
                 note_data(runs, recipe, corpus.digest, data)
+            if text is None:
+                assert corpus is not None
                 own = Named(part, corpus.part(part))
             else:
                 own = Named(str(text), encode_file(text, settings, vocabulary))
@@ -179,7 +193,14 @@ def uncertainty(
                 which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)
                 for which, (name, ids) in texts.items()
             }
-            found = _text(model, loaders, counts, bins, seed, gap, window or WINDOW, watch)
+            heats = dict.fromkeys(counts, 1.0 if heat == "search" else heat)
+            if heat == "search":
+                assert corpus is not None
+                valid = StreamLoader(corpus.part("valid"), 1, EVALUATION_TOKENS, device=place)
+                for count in counts:
+                    generator = torch.Generator(place).manual_seed(seed)
+                    heats[count], _ = best_temperature(model, valid, count, generator, watch)
+            found = _text(model, loaders, heats, bins, seed, gap, window or WINDOW, watch)
             found.figures["unigram_entropy"] = unigram_entropy(texts["text"].ids)
             if out is not None:
                 write_tokens(out, found.tokens, vocabulary)
@@ -196,7 +217,7 @@ def uncertainty(
         else:
             examples = LabelledTask(recipe, place, vocabulary)
             note_data(runs, recipe, examples.digest, data)
-            found = _labelled(run, model, examples, part, counts, bins, seed, watch)
+            found = _labelled(run, model, examples, part, counts, bins, seed, heat, watch)
     _show(runs, found, window or WINDOW, as_json)
 
 
@@ -257,14 +278,15 @@ def _texts(
 def _text(
     model: Network,
     loaders: Mapping[str, StreamLoader],
-    counts: Sequence[int],
+    heats: Mapping[int, float],
     bins: int,
     seed: int,
     gap: bool,
     window: int,
     watch: Watch,
 ) -> Found:
-    """`uncertainty` of a text, and of others beside it."""
+    """`uncertainty` of a text, and of others beside it, by numbers of draws, each at its own
+    temperature."""
     if gap:
         for loader in loaders.values():  # said now, not after all the reading
             try:
@@ -273,12 +295,17 @@ def _text(
                 raise UserError(f"text {loader.name}: {error} by --window") from error
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
-        advance = watch(f"reading {which}", reading_cost(model, loader.targets, counts))
-        found[which] = text_uncertainty(model, loader, counts, seed, advance=advance)
+        groups = [[n for n in heats if heats[n] == heat] for heat in dict.fromkeys(heats.values())]
+        cost = sum(reading_cost(model, loader.targets, counts) for counts in groups)
+        advance, found[which] = watch(f"reading {which}", cost), {}
+        for counts in groups:  # draws that share a temperature are read together
+            heat = heats[counts[0]]
+            found[which] |= text_uncertainty(model, loader, counts, seed, 1, advance, heat)
     here = found.pop("text")
     by_draws = [
         {
             **each.summary(),
+            **tempered(heats[count]),
             **_scores(each, bins),
             **(_gap(each, found["reversed"][count]) if gap else {}),
         }
@@ -312,6 +339,7 @@ def _labelled(
     counts: Sequence[int],
     bins: int,
     seed: int,
+    temperature: OrSearch,
     watch: Watch,
 ) -> Found:
     """`uncertainty` of images or reviews: the same draws for every count, as far as they go."""
@@ -323,9 +351,11 @@ def _labelled(
     by_draws: list[dict[str, Any]] = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
+        output, _ = tempered_output(task, model, count, generator, temperature, watch)
         advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
-        result, found = evaluate_labelled(model, examples, task.output, count, generator, advance)
-        by_draws.append(labelled_uncertainty(result, found, targets, bins))
+        result, found = evaluate_labelled(model, examples, output, count, generator, advance)
+        heat = tempered(output.temperature) if isinstance(output, Categorical) else {}
+        by_draws.append({**labelled_uncertainty(result, found, targets, bins), **heat})
     figures = {"split": split, "examples": examples.targets}
     measure = "uncertainties are variances" if numbers else "entropies in nats an example"
     return Found(task.unit, measure, figures, by_draws)

@@ -53,6 +53,11 @@ from bayesrnn.evaluate.speech import (
     evaluate_speech,
     transcribe,
 )
+from bayesrnn.evaluate.temperature import (
+    TemperatureSearch,
+    TemperatureTrial,
+    search_temperature,
+)
 from bayesrnn.evaluate.uncertainty import (
     Detection,
     EntropyGap,
@@ -91,6 +96,8 @@ __all__ = [
     "RiskCoverage",
     "SeriesEvaluation",
     "SpeechEvaluation",
+    "TemperatureSearch",
+    "TemperatureTrial",
     "TextUncertainty",
     "Transcription",
     "Trial",
@@ -124,6 +131,7 @@ __all__ = [
     "reversed_text",
     "risk_coverage",
     "search_rate",
+    "search_temperature",
     "shuffled_text",
     "text_uncertainty",
     "transcribe",

@@ -29,13 +29,13 @@ def repeated(
 
 
 def best_season(values: NDArray[np.floating], steps: int, longest: int) -> int:
-    """The season, of `longest` rows at most, whose repetition would have forecast these rows best,
-    so many steps ahead; 1 where none is better than the last row.
+    """The season of at most `longest` rows whose repetition would have forecast these rows best.
 
-    From all places at once: what is said of a row h steps ahead is the row that came k = season *
-    ceil(h / season) before it, so the mean squared error is that between rows k apart, averaged
-    over h. Where the best is a multiple of a shorter one (48 hours of 24, and any of 1) and by less
-    than GAIN better in its root, it is the shorter one.
+    It is 1 where none is better than the last row. All places count at once: what is said of a row
+    h steps ahead (h from 1 to `steps`) is the row that came k = season * ceil(h / season) before
+    it, so the mean squared error is that between rows k apart, averaged over h. Where the best
+    season is a multiple of a shorter one (48 hours of 24, and any of 1) and by less than GAIN
+    better in its root, it is the shorter one.
     """
     require(
         (steps >= 1, "steps", f"must be at least 1, got {steps}"),

@@ -1,6 +1,6 @@
 """Whether probabilities can be taken at their word: scores, calibration errors and their curves.
 
-Functions of plain tensors, from whatever model.
+All are functions of plain tensors, from whatever model.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,13 @@ SUM_OFF = 0.02
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scores of N predictions. `ece` and `adaptive_ece` are of the most probable class, in bins of
-    equal width and of equal count; `classwise_ece` is None where only that class is known."""
+    """The scores and calibration errors of N predictions.
+
+    `ece` and `adaptive_ece` are of the most probable class, in bins of equal width and of equal
+    count. `classwise_ece` is None where only that class is known. `confidence` is the mean
+    probability of the most probable class, `accuracy` the share of predictions in which it is
+    right.
+    """
 
     predictions: int
     nll: float
@@ -32,13 +37,15 @@ class Calibration:
     adaptive_ece: float
     classwise_ece: float | None
     aurc: float
-    """Area under the risk-coverage curve, with the share of errors as the risk."""
+    """The area under the risk-coverage curve, with the share of errors as the risk."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram: by bin, how many predictions it holds, their mean confidence and the
-    share that was right. Bins without predictions are left out."""
+    """A reliability diagram: each bin's count, mean confidence and share that was right.
+
+    Bins without predictions are left out.
+    """
 
     count: Tensor
     confidence: Tensor
@@ -67,7 +74,7 @@ class RiskCoverage:
 def calibration(probabilities: Tensor, targets: Tensor, bins: int = BINS) -> Calibration:
     """Scores and calibration errors of probabilities [N, classes], given targets [N].
 
-    The NLL is infinite where the probability of a target is 0: where a small one became 0,
+    The NLL is infinite where the probability of a target is 0. If a small probability became 0,
     `evaluate_labelled` has the NLL from its logarithm.
 
     >>> calibration(torch.tensor([[0.75, 0.25], [0.25, 0.75]]), torch.tensor([0, 0])).ece
@@ -94,8 +101,11 @@ def calibration_of_top(
     bins: int = BINS,
     classwise: float | None = None,
 ) -> Calibration:
-    """`calibration` where each prediction's scores and its most probable class are all that was
-    kept."""
+    """`calibration`, where only each prediction's scores and most probable class were kept.
+
+    `nll` and `brier` are the scores [N], `confidence` is the probability of the most probable
+    class, and `correct` whether it was right. `classwise` is the classwise error, if it is known.
+    """
     return Calibration(
         len(nll),
         nll.double().mean().item(),
@@ -125,9 +135,9 @@ def reliability(
 ) -> Reliability:
     """A reliability diagram, from each prediction's confidence and whether it was right.
 
-    A bin of equal width holds its lower edge, the last one both of its edges. Of bins of equal
-    count, all predictions of one confidence are in the same, that of their middle one: so the order
-    of the data does not matter.
+    `binning` is "width" or "count". A bin of equal width holds its lower edge, and the last one
+    both of its edges. With bins of equal count, all predictions of one confidence are in the same
+    bin, that of their middle one, so the order of the data does not matter.
     """
     require(
         (bins >= 1, "bins", f"must be at least 1, got {bins}"),

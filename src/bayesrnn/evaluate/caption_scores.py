@@ -117,8 +117,11 @@ def bleu(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better one system is than another, by a paired bootstrap over pictures: the
-    difference, its 95 % interval, and the share of resamples in which it is not better."""
+    """How much better one system is than another, by a paired bootstrap over pictures.
+
+    It holds the difference, its 95 % interval, and the share of resamples in which the system is
+    not better.
+    """
 
     difference: float
     low: float
@@ -128,9 +131,11 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a system's runs (seeds) gave by picture, in the same order for all: [runs, pictures]
-    of CIDEr, the summed NLL of the references and their words, and BLEU's counts
-    [runs, pictures, 10]."""
+    """What a system's runs (seeds) gave by picture, in the same order for all systems.
+
+    `cider` [runs, pictures]; `nll` and `words`, the summed NLL of the references and their words;
+    and `bleu_counts` [runs, pictures, 10].
+    """
 
     cider: NDArray[np.float64]
     bleu_counts: NDArray[np.float64]
@@ -138,7 +143,7 @@ class Measured:
     words: NDArray[np.float64]
 
     def figures(self, chosen: NDArray[np.int64]) -> dict[str, float]:
-        """Means over the runs, of these pictures alone; larger is better throughout."""
+        """The means over the runs, of these pictures alone; larger is better throughout."""
         nll = self.nll[:, chosen].sum(axis=1) / self.words[:, chosen].sum(axis=1)
         return {
             "perplexity": -float(np.exp(nll).mean()),
@@ -150,8 +155,11 @@ class Measured:
 def compare(
     system: Measured, baseline: Measured, resamples: int = 10_000, seed: int = 1
 ) -> dict[str, Comparison]:
-    """Whether `system` is better, figure by figure (a lower perplexity is the better one). Pictures
-    are drawn anew, the runs stay as they are: p speaks of other pictures, not of other seeds."""
+    """Whether `system` is better than `baseline`, figure by figure (a lower perplexity is better).
+
+    It is a bootstrap: pictures are drawn anew, the runs stay as they are. So p speaks of other
+    pictures, not of other seeds.
+    """
     pictures = system.cider.shape[1]
     same = all(each.shape[1] == pictures for each in vars(system).values())
     same = same and all(each.shape[1] == pictures for each in vars(baseline).values())

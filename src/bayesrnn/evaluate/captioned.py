@@ -29,8 +29,11 @@ READ = 250
 
 @dataclass(frozen=True)
 class Captioned:
-    """A picture's caption. Figures are means over its words and its end, but `confidence`, which is
-    the geometric mean of their probabilities."""
+    """A picture's caption, and how sure the model is of it.
+
+    Figures are means over the words and the end, except `confidence`, which is the geometric mean
+    of their probabilities.
+    """
 
     name: str
     caption: str
@@ -40,13 +43,13 @@ class Captioned:
     aleatoric: float
     epistemic: float
     words: list[list[Any]] = field(repr=False)
-    """Each word, the end mark too, with its `PARTS`."""
+    """Each word, and the end mark too, with its `PARTS`."""
     draws: list[str] = field(default_factory=list)
-    """What single draws say, where that was asked for."""
+    """What single draws say, if that was asked for."""
 
     @property
     def disputed(self) -> list[str]:
-        """The words that less than half of the single draws say as well."""
+        """The words that fewer than half of the single draws say as well."""
         said = [set(draw.split()) for draw in self.draws]
         words = dict.fromkeys(self.caption.split())
         return [word for word in words if 2 * sum(word in each for each in said) < len(said)]
@@ -54,8 +57,11 @@ class Captioned:
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """Captions of many pictures. They were decoded from the average of `samples` draws (0: the
-    mean); their uncertainty is by `reading_samples` draws."""
+    """Captions of many pictures, with the uncertainty of each.
+
+    They were decoded from the average of `samples` draws (0: the mean), as `decoding` says; their
+    uncertainty is by `reading_samples` draws.
+    """
 
     pictures: list[Captioned]
     samples: int
@@ -65,21 +71,22 @@ class CaptionFile:
 
     @property
     def captions(self) -> dict[str, str]:
-        """By the pictures' names."""
+        """The captions, by the pictures' names."""
         return {picture.name: picture.caption for picture in self.pictures}
 
     def mean(self, part: str) -> float:
+        """The mean of one figure ("total", say) over all pictures."""
         return sum(getattr(picture, part) for picture in self.pictures) / len(self.pictures)
 
     def write(self, path: str | Path) -> None:
-        """As JSON."""
+        """Write it to a JSON file."""
         head = {"format": FORMAT, "columns": ["word", *PARTS]}
         text = json.dumps({**head, **asdict(self)}, ensure_ascii=False)
         write_atomic(expanded(path), text.encode())
 
     @classmethod
     def read(cls, path: str | Path) -> "CaptionFile":
-        """What `write` wrote."""
+        """Read what `write` wrote."""
         data = read_bytes(expanded(path))
         try:
             contents = json.loads(data)
@@ -107,8 +114,9 @@ def caption_pictures(
 ) -> CaptionFile:
     """Caption pictures [N, numbers] and say how sure each word is.
 
-    Captions come from the average of `samples` draws (0: the mean); `reading_samples` draws tell
-    the uncertainty of their words; `draws` single draws say what they would have said.
+    - `samples`: captions come from the average of so many draws (0: the mean).
+    - `reading_samples`: so many draws tell the uncertainty of their words.
+    - `draws`: so many single draws say what they would have said.
     """
     how = decoding or Decoding()
     end, forbidden = vocabulary.index[END], (vocabulary.index[UNKNOWN],)

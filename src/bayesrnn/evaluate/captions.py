@@ -27,12 +27,16 @@ def caption_losses(model: Network, vectors: Tensor, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CaptionEvaluation(Evaluation):
-    """An `Evaluation` of captions. `tokens` are words and end marks, never padding; `by_caption` is
-    each caption's summed NLL, in the order of the data."""
+    """An `Evaluation` of captions.
+
+    `tokens` are words and end marks, never padding; `by_caption` is each caption's summed NLL, in
+    the order of the data.
+    """
 
     by_caption: Tensor
 
     def summary(self) -> dict[str, float | int | None]:
+        """The figures of all captions together, by name."""
         keys = ("tokens", "samples", "nll", "perplexity", "expected_nll", "expected_perplexity")
         return {key: getattr(self, key) for key in keys}
 
@@ -45,10 +49,12 @@ def evaluate_captions(
     generator: torch.Generator | None = None,
     advance: Advance | None = None,
 ) -> CaptionEvaluation:
-    """The perplexity per word of what people said; `samples` = 0 uses the posterior mean.
+    """The perplexity per word of what people said, by the posterior mean or by draws.
 
-    With draws, their probabilities are averaged for every word; the expected figures average logs.
-    Each draw is kept for all captions.
+    `samples` is the number of draws; 0 uses the posterior mean. The draws' probabilities are
+    averaged for every word; the expected figures average logs. Each draw is kept for all captions.
+    `vectors` are those of all pictures. `advance` is called with the number of targets after every
+    batch.
     """
     draws = each_draw(model, samples)
     log_sum: list[Tensor] = []  # by batch and word, log of the summed probabilities
@@ -93,11 +99,11 @@ def caption_uncertainty(
     top: int = 1,
     advance: Advance | None = None,
 ) -> dict[int, list[TextUncertainty]]:
-    """What draws disagree about in given captions: the figures of each one's words and its end, in
-    the order of the data, by each number of draws in `samples`; 0 is the posterior mean.
+    """The uncertainty about given captions, for each number of draws in `samples`.
 
-    The draws are nested, and `advance` is told as by `text_uncertainty`. `vectors` are those of all
-    pictures.
+    It gives the figures of each caption's words and its end, in the order of the data. 0 draws are
+    the posterior mean; draws are nested, and `advance` is called as by `text_uncertainty`.
+    `vectors` are those of all pictures.
     """
     check_reading(samples, top)
     wanted = sorted(set(samples))

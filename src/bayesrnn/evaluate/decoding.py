@@ -1,8 +1,8 @@
 """Captions from a captioner: greedy, drawn, or the best of a beam; from the posterior mean, from an
 average over draws at every word, or from a single draw.
 
-All pictures of a batch go on together, and none depends on which others are beside it (but for the
-masks of MC dropout, which are drawn for a whole batch).
+All pictures of a batch go on together, and none depends on which others are beside it (except for
+the masks of MC dropout, which are drawn for a whole batch).
 """
 
 import math
@@ -20,12 +20,13 @@ from bayesrnn.evaluate.reader import Advance, Reader, readers
 
 @dataclass(frozen=True)
 class Decoding:
-    """How captions are found.
+    """How captions are found: greedily, by beam search, or by drawing words.
 
-    `beam` 1 is greedy: the most probable word, always. Wider ones keep that many beginnings, and
-    take the caption with the highest log p / words^`power`, its end mark counted as a word (power
-    0: the most probable caption, which tends to be short). With a `temperature` words are drawn
-    instead, from p^(1 / temperature). No caption has more than `words` words.
+    - `beam`: 1 is greedy: always the most probable word. A wider beam keeps that many beginnings,
+      and takes the caption with the highest log p / words^`power`, its end mark counted as a word.
+    - `power`: with 0 the most probable caption is taken, which tends to be short.
+    - `temperature`: above 0, words are drawn instead, from p^(1 / temperature).
+    - `words`: the most words that a caption may have.
     """
 
     beam: int = 3
@@ -53,7 +54,10 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Caption:
-    """Word ids without the end mark, and log p of the whole, by what it was decoded with."""
+    """A decoded caption: its word ids without the end mark, and log p of the whole.
+
+    log p is by what it was decoded with.
+    """
 
     ids: tuple[int, ...]
     log_p: float
@@ -92,11 +96,13 @@ def decode_captions(
     batch: int = 250,
     advance: Advance | None = None,
 ) -> list[Caption]:
-    """A caption for each picture [N, numbers]; `samples` = 0 uses the posterior mean, otherwise so
-    many draws are averaged at every word (1: a single draw speaks).
+    """A caption for each picture [N, numbers], as `decoding` says.
 
-    `forbidden` words (an unknown one, say) are never said. `advance` is told the number of pictures
-    after every batch.
+    - `end`: the id of the end mark.
+    - `samples`: 0 uses the posterior mean; otherwise so many draws are averaged at every word (1: a
+      single draw speaks).
+    - `forbidden`: words (an unknown one, say) that are never said.
+    - `advance`: called with the number of pictures after every batch.
     """
     how = decoding or Decoding()
     chance = torch.Generator().manual_seed(seed)  # all of it now: the same however cut into batches

@@ -1,16 +1,16 @@
 """Dynamic evaluation (Mikolov 2010): a model that goes on learning from the text it is scored on.
 
-The text is read segment by segment. A segment is first scored, with weights that have seen earlier
-segments only; then they take one step of gradient descent on it: the gradient of its NLL, summed
-over the segment, at the posterior mean, without the KL. What moves is the means and the ordinary
-parameters; the state is carried on. Of several streams all segments are scored, and then one after
-the other is learnt from. (So the last target of a stream, which is the first word of the next one,
-has been read, though not predicted, before it is scored: one word a stream.) All of this happens to
-a copy: the model itself is never written to.
+The text is read segment by segment. A segment is first scored, with weights that have seen only
+earlier segments. Then they take one step of gradient descent on it: the gradient of its NLL, summed
+over the segment, at the posterior mean, without the KL. The means and the ordinary parameters move;
+the state is carried on. Of several streams all segments are scored first, and then learnt from one
+after the other. (So the last target of a stream, which is the first word of the next one, has been
+read, though not predicted, before it is scored: one word per stream.) All of this happens to a
+copy: the model itself is never written to.
 
 By variance, each weight moves in proportion to its sigma^2: what the posterior knows well stays
-where it is, what it does not know learns fast. That is the first-order step of online Bayes: with
-N(mu, sigma^2) as the prior of a segment's weights, its posterior's mode is at mu - sigma^2 g.
+where it is, and what it does not know learns fast. That is the first-order step of online Bayes:
+with N(mu, sigma^2) as the prior of a segment's weights, its posterior's mode is at mu - sigma^2 g.
 """
 
 import math
@@ -27,6 +27,8 @@ from bayesrnn.data.batching import StreamLoader
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.perplexity import (
     Evaluation,
+    check_temperatures,
+    losses_by,
     perplexity_of,
     read_through,
     token_losses,
@@ -42,8 +44,11 @@ LOOK_SEGMENTS = 50
 
 @dataclass(frozen=True)
 class DynamicEvaluation(Evaluation):
-    """An `Evaluation` by the mean (`samples` is 0) that moved by `rate` after every `segment`, each
-    weight alike or by its variance."""
+    """An `Evaluation` in which the posterior mean moved by `rate` after every segment.
+
+    `segment` is the number of steps in one; with `by_variance`, each weight moved in proportion to
+    its variance, otherwise all alike. `samples` is 0.
+    """
 
     rate: float
     segment: int
@@ -52,7 +57,7 @@ class DynamicEvaluation(Evaluation):
 
 @dataclass(frozen=True)
 class Trial:
-    """One rate's figures over the text; None where it diverged."""
+    """One rate's figures over the text; None if it diverged."""
 
     rate: float
     nll: float | None
@@ -61,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RateSearch:
-    """The rate with the lowest NLL, and every one that was tried, in order."""
+    """The rate with the lowest NLL, and all that were tried, in order."""
 
     rate: float
     tried: tuple[Trial, ...]
@@ -78,26 +83,45 @@ def dynamic_evaluate(
     clip: float = 0.0,
     advance: Callable[[int], None] | None = None,
     by_variance: bool = False,
+    temperature: float = 1.0,
 ) -> DynamicEvaluation:
     """Score every target of the loader once, and learn at `rate` from each cut once it is scored.
 
-    The loader's cuts are the segments; the longer they are, the larger and the rarer are the steps,
-    so take those of the training (`unroll`). `clip` bounds the norm of all gradients together (0:
-    off). `advance` is told the number of targets after every segment, for a progress bar.
-    `by_variance`: the rate of each weight is `rate` times its variance over the mean variance of
-    all; parameters without one learn at `rate`.
+    The loader's cuts are the segments. The longer they are, the larger and the rarer the steps, so
+    take those of the training (`unroll`).
+
+    - `clip`: a bound on the norm of all gradients together (0: off).
+    - `advance`: called with the number of targets after every segment, for a progress bar.
+    - `by_variance`: the rate of each weight is `rate` times its variance over the mean variance of
+      all; parameters without one learn at `rate`.
+    - `temperature`: targets are scored by logits over it (see `search_temperature`), and learnt
+      from without.
     """
+    [nll] = score_dynamic(model, loader, (temperature,), rate, clip, advance, by_variance)
+    return DynamicEvaluation(
+        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll, by_variance
+    )
+
+
+def score_dynamic(
+    model: Bayesian,
+    loader: StreamLoader,
+    temperatures: Sequence[float],
+    rate: float,
+    clip: float = 0.0,
+    advance: Callable[[int], None] | None = None,
+    by_variance: bool = False,
+) -> list[float]:
+    """The NLL, in nats a token, by each of several temperatures, learning but once."""
     check_bayesian(model)
     require(
         (0 <= rate < math.inf, "rate", f"must be a finite number, 0 or above, got {rate}"),
         (0 <= clip < math.inf, "clip", f"must be 0 (off) or above, got {clip}"),
     )
+    check_temperatures(temperatures)
     check_segment(loader)
     with torch.inference_mode(False), torch.enable_grad():
-        nll = _mean(Learner(model, rate, clip, by_variance), loader, advance)
-    return DynamicEvaluation(
-        loader.targets, 0, nll, perplexity_of(nll), None, None, rate, loader.unroll, by_variance
-    )
+        return _means(Learner(model, rate, clip, by_variance, temperatures), loader, advance)
 
 
 def check_segment(loader: StreamLoader) -> None:
@@ -119,10 +143,10 @@ def search_rate(
     advance: Callable[[int], None] | None = None,
     by_variance: bool = False,
 ) -> RateSearch:
-    """Try each rate on this text (the validation text, say) and choose the one that scores best.
+    """Try each of `rates` on a text (the validation text, say) and choose the one that scores best.
 
-    A rate that diverges is left early and has no figures. `advance` is told of all the targets of
-    every rate.
+    A rate that diverges is left early and has no figures. `advance` is called with all the targets
+    of every rate. The other arguments are those of `dynamic_evaluate`.
     """
     require((len(rates) > 0, "rates", "must hold at least one rate"))
     tried = []
@@ -159,9 +183,14 @@ class Learner:
     """
 
     def __init__(
-        self, model: Bayesian, rate: float, clip: float = 0.0, by_variance: bool = False
+        self,
+        model: Bayesian,
+        rate: float,
+        clip: float = 0.0,
+        by_variance: bool = False,
+        temperatures: Sequence[float] = (1.0,),
     ) -> None:
-        self.rate, self.clip = rate, clip
+        self.rate, self.clip, self._temperatures = rate, clip, tuple(temperatures)
         self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
         self._worst: float | None = None  # a loss above this one has diverged
         self.model = copied(model).eval()
@@ -176,18 +205,21 @@ class Learner:
         self._step = min([rate, *(torch.finfo(p.dtype).max for p in self._parameters)])
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Score a cut, then learn from it."""
+        """Score a cut, [temperatures, T, B], then learn from it."""
         at_once = self.rate > 0 and y.shape[1] == 1  # from what it is scored by
         with self.model.weights("mean"), torch.set_grad_enabled(at_once):
             logits, state = self.model(x, as_state(carried))
             losses = token_losses(logits, y)  # [T, B]
+        scored = losses.detach().double()[None]
+        if self._temperatures != (1.0,):
+            scored = losses_by(logits.detach(), y, self._temperatures)
         self.guess = math.log(logits.shape[-1])
         if at_once:
             self._learn(losses.sum())
         elif self.rate > 0:
             for stream in range(y.shape[1]):
                 self._learn(self._loss_of(stream, x, y, carried))
-        return losses.detach().double(), *(s.detach() for s in as_tensors(state))
+        return scored, *(s.detach() for s in as_tensors(state))
 
     def _loss_of(self, stream: int, x: Tensor, y: Tensor, carried: Sequence[Tensor]) -> Tensor:
         """The loss of one stream of a cut, by what the model has become. Where its part of the
@@ -259,15 +291,17 @@ def _shares(model: Bayesian) -> dict[int, Tensor]:
     return {name: variance / mean for name, variance in variances.items()}
 
 
-def _mean(learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None) -> float:
-    """The loss a token, unless it diverges."""
+def _means(
+    learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None
+) -> list[float]:
+    """The loss a token by each temperature, unless the best of them diverges."""
     total = torch.zeros((), dtype=torch.float64, device=loader.device)
-    count, nll = 0, math.nan
+    count, nlls = 0, [math.nan]
     for number, losses in enumerate(read_through(loader, learner, advance)):
-        total = total + losses.sum()
-        count += losses.numel()
+        total = total + losses.sum(dim=(1, 2))
+        count += losses[0].numel()
         if number % LOOK_SEGMENTS and count < loader.targets:
             continue
-        nll = total.item() / count
-        learner.check(nll, count, loader.targets)
-    return nll
+        nlls = [each / count for each in total.tolist()]
+        learner.check(min(nlls), count, loader.targets)
+    return nlls

@@ -25,8 +25,9 @@ def generate(
 ) -> list[int]:
     """`length` more token ids after the prompt's, each drawn from softmax(logits / temperature).
 
-    `weights` is the posterior mean, or one draw kept for the whole text. Temperature 0 takes the
-    most probable token. `forbidden` ids (an unknown word, say) are never chosen.
+    - `temperature`: 0 takes the most probable token.
+    - `weights`: the posterior "mean", or a "sample", which is one draw kept for the whole text.
+    - `forbidden`: ids (of an unknown word, say) that are never chosen.
     """
     require(
         (len(prompt) > 0, "prompt", "must hold at least one token"),
@@ -73,7 +74,11 @@ def generate_text(
     weights: Weights = "mean",
     generator: torch.Generator | None = None,
 ) -> str:
-    """What the model writes after `prompt` (an empty one: from the start of a line)."""
+    """What the model writes after `prompt` (an empty one: from the start of a line).
+
+    `settings` and `vocabulary` are those of the text that it was trained on; an unknown word is
+    never written. `length` is in tokens. The other arguments are those of `generate`.
+    """
     ids = encode_text(prompt, settings, vocabulary)
     end = vocabulary.index.get(END)
     if ids and ids[-1] == end and not prompt.endswith("\n"):

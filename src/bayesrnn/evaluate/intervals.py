@@ -15,7 +15,10 @@ LEVELS = tuple(place / 20 for place in range(1, 20))
 
 @dataclass(frozen=True)
 class NumberCalibration:
-    """Scores of N predicted numbers. NLL in nats; RMSE, CRPS and the width in the targets' unit."""
+    """The scores and calibration of N predicted numbers.
+
+    The NLL is in nats; RMSE, CRPS and the width are in the targets' unit.
+    """
 
     predictions: int
     nll: float
@@ -27,13 +30,12 @@ class NumberCalibration:
     width_90: float
     """The mean width of the central 90 % intervals."""
     calibration_error: float
-    """Of `Coverage`."""
+    """The `error` of `Coverage`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """A reliability diagram of numbers: at each level, the share of targets in the central interval
-    that is to hold so many."""
+    """A reliability diagram of numbers: the share of targets in each level's central interval."""
 
     level: Tensor
     share: Tensor
@@ -69,7 +71,9 @@ def calibration_of_numbers(
 
 
 def coverage(pit: Tensor, levels: Sequence[float] = LEVELS) -> Coverage:
-    """How many targets central intervals hold, from each target's F(y): `NormalMixture.cdf`, say.
+    """The share of targets that the central intervals of `levels` hold.
+
+    `pit` is F(y) of each target, as `NormalMixture.cdf` gives it.
 
     >>> coverage(torch.tensor([0.5, 0.3, 0.99]), [0.5, 0.9]).share.tolist()
     [0.6666666666666666, 0.6666666666666666]

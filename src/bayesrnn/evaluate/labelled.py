@@ -1,7 +1,7 @@
 """Scores of labelled examples, by the posterior mean or by the average over draws."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.evaluate.intervals import calibration_of_numbers
 from bayesrnn.evaluate.mixture import NormalMixture
 from bayesrnn.evaluate.outputs import Likelihood, Normal, Prediction
+from bayesrnn.evaluate.perplexity import Scored, check_temperatures, losses_by, score
 from bayesrnn.files import expanded, write_csv
 
 
@@ -23,10 +24,11 @@ from bayesrnn.files import expanded, write_csv
 class LabelledEvaluation:
     """How good predictions of classes or numbers are.
 
-    `scores` are the NLL in nats an example, and the error: in percent for classes, the root of
-    the mean squared error for numbers. `samples` is 0 for the posterior mean. With draws,
-    probabilities are averaged; `expected_nll` averages their logs instead, and is None for the
-    mean. `mixture` is the whole distribution of each number; None for classes.
+    - `scores`: the NLL in nats per example, and the error: in percent for classes, the root mean
+      squared error for numbers.
+    - `samples`: 0 for the posterior mean. With draws, probabilities are averaged.
+    - `expected_nll`: averages the draws' log probabilities instead; None for the mean.
+    - `mixture`: the whole distribution of each number; None for classes.
     """
 
     examples: int
@@ -44,9 +46,14 @@ def evaluate_labelled(
     generator: torch.Generator | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[LabelledEvaluation, Prediction]:
-    """Score every example once, in the loader's order; `samples` = 0 uses the posterior mean.
+    """Score every example once, in the loader's order, by the posterior mean or by draws.
 
-    Each draw is kept for all examples. `advance` is told the number of examples after every batch.
+    - `output`: what the raw output means: `Categorical()` or `outputs.Normal()`.
+    - `samples`: the number of draws that are averaged; 0 uses the posterior mean. Each draw is kept
+      for all examples.
+    - `advance`: called with the number of examples after every batch.
+
+    Returns the scores, and the predictions.
     """
     draws = each_draw(model, samples)
     sums: tuple[Tensor, ...] = ()
@@ -73,11 +80,33 @@ def evaluate_labelled(
     return LabelledEvaluation(loader.targets, samples, scores, expected_nll, mixture), prediction
 
 
+def score_labelled(
+    model: Network,
+    loader: ExampleLoader,
+    temperatures: Sequence[float],
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Scored:
+    """The loss of classes by several temperatures at once, for which each draw is run but once."""
+    check_temperatures(temperatures)
+
+    def log_p(member: Bayesian) -> Tensor:
+        raw, targets = _outputs(member, loader, advance)
+        if targets.is_floating_point():
+            raise ValueError("a temperature is of classes, and the targets here are numbers")
+        return -losses_by(raw, targets, temperatures)
+
+    return score(model, samples, generator, log_p)
+
+
 def labelled_uncertainty(
     found: LabelledEvaluation, prediction: Prediction, targets: Tensor, bins: int = BINS
 ) -> dict[str, Any]:
-    """The means of the uncertainties and the calibration of what `evaluate_labelled` found, with
-    its targets; `bins` are of classes."""
+    """The mean uncertainties and the calibration of what `evaluate_labelled` found, by name.
+
+    `targets` are the true classes or numbers; `bins` is for the calibration of classes.
+    """
     parts = Prediction._fields[1:]
     means = {part: getattr(prediction, part).double().mean().item() for part in parts}
     if found.mixture is None:
@@ -93,11 +122,11 @@ def write_predictions(
     prediction: Prediction,
     mixture: NormalMixture | None = None,
 ) -> None:
-    """Write a CSV file with a line for each example: its name, target, prediction and how sure.
+    """Write a CSV file with a line for each example: its name, target, prediction and uncertainty.
 
     For classes: the most probable one, all probabilities, and entropies in nats. For numbers: the
-    mean, with their `mixture` the central 90 % interval, and variances. Total = aleatoric +
-    epistemic.
+    mean, with their `mixture` also the ends of the central 90 % interval, and variances. Total =
+    aleatoric + epistemic.
     """
     mean = prediction.mean.cpu()
     rest = torch.stack([part.cpu() for part in prediction[1:]], dim=1)

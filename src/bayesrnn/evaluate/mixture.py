@@ -14,10 +14,10 @@ HALVINGS = 64
 
 @dataclass(frozen=True, eq=False)
 class NormalMixture:
-    """The average of Normals, one a draw: F = 1/D sum_i N(mu_i, s_i^2).
+    """The average of Normals, one per draw: F = 1/D sum_i N(mu_i, s_i^2).
 
-    `means` and `scales` are those of D draws, [D, ...] each. All is computed in double precision. A
-    scale of 0 is the limit: a step at the mean.
+    `means` and `scales` are those of D draws, [D, ...] each. Everything is computed in double
+    precision. A scale of 0 is the limit: a step at the mean.
     """
 
     means: Tensor
@@ -40,17 +40,21 @@ class NormalMixture:
 
     @property
     def mean(self) -> Tensor:
+        """The mean of the mixture."""
         return self.means.double().mean(dim=0)
 
     def nll(self, target: Tensor) -> Tensor:
-        """-log of the density, in nats."""
+        """-log of the density at `target`, in nats."""
         z, scales = self._standard(target)
         log_p = -z.square() / 2 - scales.log() - math.log(2 * math.pi) / 2
         return math.log(len(log_p)) - log_p.logsumexp(dim=0)
 
     def cdf(self, target: Tensor) -> Tensor:
-        """F(y); of what came it is the probability integral transform (PIT), which is uniform
-        where the mixture is right."""
+        """F(y), the cumulative distribution function of the mixture at `target`.
+
+        For numbers that came, it is the probability integral transform (PIT), which is uniform
+        where the mixture is right.
+        """
         return torch.special.ndtr(self._standard(target)[0]).mean(dim=0)
 
     def quantile(self, p: float) -> Tensor:
@@ -66,17 +70,19 @@ class NormalMixture:
         return high
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """The ends of the central interval that holds `level` of the mixture."""
+        """The two ends of the central interval that holds the part `level` of the mixture."""
         require((0 < level < 1, "level", f"must be between 0 and 1, got {level}"))
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def crps(self, target: Tensor) -> Tensor:
-        """The continuous ranked probability score, integral of (F(x) - 1[y <= x])^2 dx, in the
-        target's unit.
+        """The continuous ranked probability score: the integral of (F(x) - 1[y <= x])^2 dx.
 
-        In closed form (Grimit et al. 2006): 1/D sum_i A(y - mu_i, s_i^2) - 1/(2 D^2) sum_ij
-        A(mu_i - mu_j, s_i^2 + s_j^2), where A(m, v) = 2 sqrt(v) phi(m / sqrt(v)) + m (2 Phi(m /
-        sqrt(v)) - 1) is the mean size of a N(m, v).
+        It is in the target's unit. In closed form (Grimit et al. 2006) it is
+
+            1/D sum_i A(y - mu_i, s_i^2) - 1/(2 D^2) sum_ij A(mu_i - mu_j, s_i^2 + s_j^2)
+            A(m, v) = 2 sqrt(v) phi(m / sqrt(v)) + m (2 Phi(m / sqrt(v)) - 1)
+
+        where A(m, v) is the mean size of a N(m, v).
         """
         check_shapes(self.means[0], target)
         means, scales = self._double()

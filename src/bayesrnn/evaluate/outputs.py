@@ -1,7 +1,7 @@
-"""What a network's output means, so that draws of it can be averaged and taken apart.
+"""What a network's output means, so that draws of it can be averaged and their uncertainty split.
 
-An output turns one draw's raw output into moments that are averaged over draws. Write your own by
-giving an object the two methods of `Output`.
+An output turns one draw's raw output into moments, which are averaged over draws. To write your
+own, give an object the two methods of `Output`.
 """
 
 import math
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from bayesrnn.errors import require
 from bayesrnn.evaluate.mixture import NormalMixture, check_shapes
-from bayesrnn.evaluate.perplexity import token_losses
+from bayesrnn.evaluate.perplexity import check_temperatures, tempered, token_losses
 
 
 class Prediction(NamedTuple):
-    """A model average and its uncertainty: total = aleatoric + epistemic.
+    """A prediction averaged over draws, and its uncertainty: total = aleatoric + epistemic.
 
-    Categorical: probabilities, and entropies in nats. Normal: the mean, and variances. Epistemic is
-    what the draws disagree about: it is what more data would settle.
+    For `Categorical`, `mean` holds probabilities, and the uncertainties are entropies in nats. For
+    `Normal`, `mean` is the mean, and they are variances. Epistemic is what the draws disagree
+    about: it is what more data would settle.
     """
 
     mean: Tensor
@@ -31,7 +32,7 @@ class Prediction(NamedTuple):
 
 
 class Output(Protocol):
-    """How to average: `moments` of one draw are averaged, `predict` reads off the result."""
+    """How draws are averaged: their `moments` are, and `predict` reads off the result."""
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]: ...
 
@@ -45,16 +46,23 @@ class Likelihood(Output, Protocol):
         """-log p of each target, in nats."""
 
     def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
-        """How far predictions are off, in the usual unit, by its name."""
+        """How far predictions are off, in the usual unit, by the name of the figure."""
 
 
 @dataclass(frozen=True)
 class Categorical:
     """Classes: the raw output is logits over the last axis.
 
-    The total uncertainty is the entropy of the averaged probabilities, the aleatoric part the
-    average of the draws' entropies, the epistemic part the mutual information between the two.
+    The total uncertainty is the entropy of the averaged probabilities, the aleatoric part is the
+    average of the draws' entropies, and the epistemic part is their difference: the mutual
+    information between the class and the weights. Logits are divided by `temperature` before the
+    softmax of each draw (see `search_temperature`).
     """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_temperatures([self.temperature])
 
     def moments(self, raw: Tensor) -> tuple[Tensor, ...]:
         if raw.dim() == 0 or raw.shape[-1] < 2:
@@ -62,8 +70,7 @@ class Categorical:
                 "Categorical() reads logits of two or more classes from the last axis, got shape "
                 f"{tuple(raw.shape)}; for numbers give output=br.outputs.Normal(scale=...)"
             )
-        wide = torch.promote_types(raw.dtype, torch.float32)
-        p = raw.to(wide).softmax(dim=-1)
+        p = tempered(raw, self.temperature).softmax(dim=-1)
         return p, torch.special.entr(p).sum(dim=-1)
 
     def predict(self, averages: tuple[Tensor, ...]) -> Prediction:
@@ -72,7 +79,7 @@ class Categorical:
         return Prediction(p, total, aleatoric, (total - aleatoric).clamp_min(0.0))
 
     def nll(self, raw: Tensor, target: Tensor) -> Tensor:
-        return token_losses(raw, target)
+        return token_losses(raw, target, self.temperature)
 
     def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
         """The share of targets that are not the most probable class, in percent."""
@@ -82,11 +89,13 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Normal:
-    """Numbers: the raw output is means, all with the noise `scale`; or, with scale None, the last
-    axis holds (mean, s) with the noise softplus(s).
+    """Numbers: the raw output is means with a fixed noise, or means and the noise of each.
 
-    The law of total variance: aleatoric is the average noise variance, epistemic the variance of
-    the means.
+    With a number as `scale`, the raw output is means, all with the noise `scale`. With `scale`
+    None, the last axis holds (mean, s), with the noise softplus(s).
+
+    By the law of total variance, aleatoric is the average noise variance, and epistemic the
+    variance of the means.
     """
 
     scale: float | None = None
@@ -96,7 +105,7 @@ class Normal:
         require((ok, "scale", f"must be 0 or above, got {self.scale}"))
 
     def read(self, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """The means and the scales of the noise."""
+        """The means, and the scales of the noise."""
         if self.scale is None:
             if raw.shape[-1:] != (2,):
                 raise ValueError(
@@ -123,7 +132,7 @@ class Normal:
         return ((target - mean) / scale).square() / 2 + scale.log() + math.log(2 * math.pi) / 2
 
     def error(self, prediction: Prediction, target: Tensor) -> dict[str, float]:
-        """The root of the mean squared difference."""
+        """The root mean squared error."""
         check_shapes(prediction.mean, target)
         square = (prediction.mean.double() - target).square().mean().item()
         return {"rmse": math.sqrt(square)}

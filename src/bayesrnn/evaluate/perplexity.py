@@ -1,22 +1,24 @@
-"""Perplexity over a whole text, state carried from cut to cut.
+"""Perplexity over a whole text, with the state carried from cut to cut.
 
-By the posterior mean, or by Monte Carlo: each draw keeps its weights and its own state over the
-whole stream; per token the draws' probabilities are averaged (the model average), and beside it
-their logs (the expected loss, Fortunato 2017, Section 4.2), which is what a description length
-needs.
+It is by the posterior mean, or by Monte Carlo: each draw keeps its weights and its own state over
+the whole stream. For each token, the draws' probabilities are averaged (the model average), and so
+are their logs (the expected loss, Fortunato 2017, Section 4.2), which a description length needs.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.bayes import Network
+from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.data.batching import StreamLoader
 from bayesrnn.engine import Replay
+from bayesrnn.errors import require
 from bayesrnn.evaluate.draws import drawn, each_draw, evaluating
 from bayesrnn.models.layers import as_state, as_tensors
 from bayesrnn.sparse import text_reader
@@ -24,7 +26,7 @@ from bayesrnn.sparse import text_reader
 
 @dataclass(frozen=True)
 class Evaluation:
-    """NLL in nats a token and its exponential, over `tokens` predictions.
+    """The NLL of a text, in nats per token, and its exponential, over `tokens` predictions.
 
     `samples` is 0 for the posterior mean. The expected figures average logs over the draws; they
     are None for the mean.
@@ -44,38 +46,104 @@ def evaluate_text(
     samples: int = 0,
     generator: torch.Generator | None = None,
     advance: Callable[[int], None] | None = None,
+    temperature: float = 1.0,
 ) -> Evaluation:
-    """Score every target of the loader once; `samples` = 0 uses the posterior mean.
+    """Score every target of the loader once, by the posterior mean or by draws.
 
-    `advance` is told the number of targets after every cut, for a progress bar. On a CPU the mean
-    of a pruned model reads one stream without its zeros, where that is faster (`text_reader`).
+    - `samples`: the number of draws that are averaged; 0 uses the posterior mean.
+    - `generator`: of the draws, on the weights' device; torch's own by default.
+    - `advance`: called with the number of targets after every cut, for a progress bar.
+    - `temperature`: logits are divided by it (see `search_temperature`).
+
+    On a CPU, the mean of a pruned model reads one stream without its zeros, where that is faster
+    (`text_reader`).
     """
-    expected = 0.0
-    log_sum: Tensor | None = None  # per token, log of the summed probabilities
+    scored = score_text(model, loader, (temperature,), samples, generator, advance)
+    nll, expected = scored.nll[0], scored.expected[0]
+    several = (expected, perplexity_of(expected)) if scored.averaged > 1 or samples else (None,) * 2
+    return Evaluation(loader.targets, samples, nll, perplexity_of(nll), *several)
+
+
+class Scored(NamedTuple):
+    """By temperature: the NLL of the model average and the expected one, in nats a target; and how
+    many networks were averaged."""
+
+    nll: list[float]
+    expected: list[float]
+    averaged: int
+
+
+def score_text(
+    model: Network,
+    loader: StreamLoader,
+    temperatures: Sequence[float],
+    samples: int = 0,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Scored:
+    """The same by several temperatures at once, for which the text is read but once."""
+    check_temperatures(temperatures)
+
+    def log_p(member: Bayesian) -> Tensor:
+        thin = None if samples else text_reader(member, loader.streams)
+        cuts = read_through(loader, _cut(thin or member, temperatures), advance)
+        return -torch.cat([losses.flatten(1).clone() for losses in cuts], dim=1)
+
+    return score(model, samples, generator, log_p)
+
+
+def score(
+    model: Network,
+    samples: int,
+    generator: torch.Generator | None,
+    log_p: Callable[[Bayesian], Tensor],
+) -> Scored:
+    """Averages over the draws: `log_p` gives that of each target, [temperatures, N], under the
+    weights in force."""
+    expected: Tensor | float = 0.0
+    log_sum: Tensor | None = None  # log of the summed probabilities
     draws = each_draw(model, samples)
     with evaluating(model):
         for member in draws:
             with drawn(member, samples, generator):
-                thin = None if samples else text_reader(member, loader.streams)
-                cuts = read_through(loader, _cut(thin or member), advance)
-                log_p = -torch.cat([losses.flatten().clone() for losses in cuts])
-            expected -= log_p.mean().item() / len(draws)
-            log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
+                found = log_p(member)
+            expected = expected - found.mean(dim=1).cpu() / len(draws)
+            log_sum = found if log_sum is None else torch.logaddexp(log_sum, found)
     assert log_sum is not None
-    nll = math.log(len(draws)) - log_sum.mean().item()
-    several = (expected, perplexity_of(expected)) if samples or len(draws) > 1 else (None, None)
-    return Evaluation(loader.targets, samples, nll, perplexity_of(nll), *several)
+    assert isinstance(expected, Tensor)
+    nll = math.log(len(draws)) - log_sum.mean(dim=1)
+    return Scored(nll.tolist(), expected.tolist(), len(draws))
 
 
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log p of each target, of the targets' shape."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def token_losses(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """-log p of each target, of the targets' shape, where p is the softmax of logits over
+    `temperature`."""
+    wide = tempered(logits, temperature)
     flat = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(targets.shape)
 
 
+def losses_by(logits: Tensor, targets: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Those of each temperature, in double: [temperatures, ...]."""
+    return torch.stack([token_losses(logits, targets, each).double() for each in temperatures])
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature, in single precision at least."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide if temperature == 1.0 else wide / temperature
+
+
+def check_temperatures(temperatures: Sequence[float]) -> None:
+    """Refuse what logits cannot be divided by."""
+    for temperature in temperatures:
+        fits = isinstance(temperature, Real) and 0 < temperature < math.inf
+        said = f"must be a finite number above 0, got {temperature!r}"
+        require((fits, "temperature", said))
+
+
 Cut = Callable[..., tuple[Tensor, ...]]
-"""x [T, B], y [T, B] and the carried state (none at first) to losses [T, B] and the new state."""
+"""x [T, B], y [T, B] and the carried state (none at first) to losses and the new state."""
 
 
 def read_through(
@@ -92,12 +160,12 @@ def read_through(
         yield losses
 
 
-def _cut(model: nn.Module) -> Cut:
-    """Losses in double under the weights in force."""
+def _cut(model: nn.Module, temperatures: Sequence[float]) -> Cut:
+    """Losses in double, [temperatures, T, B], under the weights in force."""
 
     def cut(x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
         logits, state = model(x, as_state(carried))
-        return token_losses(logits, y).double(), *as_tensors(state)
+        return losses_by(logits, y, temperatures), *as_tensors(state)
 
     return cut
 

@@ -20,11 +20,15 @@ def predict(
     generator: torch.Generator | None = None,
     **named_inputs: Any,
 ) -> Prediction:
-    """Average over `samples` draws what `output` (default: `Categorical()`) says of the raw output.
+    """Predict by averaging over `samples` draws of the weights.
 
-    Where the module returns a tuple (an output and a state), its first item is taken. `samples` = 0
-    uses the posterior mean, and then nothing is epistemic (but where the members of an `Ensemble`
-    disagree).
+    - `inputs`, `named_inputs`: passed on to the model. Where it returns a tuple (an output and a
+      state), the first item is read.
+    - `samples`: the number of draws; 0 uses the posterior mean, and then nothing is epistemic
+      (except what the members of an `Ensemble` disagree about).
+    - `output`: what the raw output means: `Categorical()` (the default), `outputs.Normal()` or your
+      own.
+    - `generator`: of the draws, on the weights' device; torch's own by default.
 
     >>> from bayesrnn.bayes import bayesianize
     >>> model = bayesianize(torch.nn.Linear(3, 4))

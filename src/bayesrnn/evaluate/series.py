@@ -1,9 +1,9 @@
-"""Series: the next row, scored over a whole text of rows; and forecasts of many rows, by paths.
+"""Series: the next row, scored over a whole series; and forecasts of many rows, by paths.
 
-One step ahead the distribution of a value is a mixture of Normals, one a draw. Further ahead there
-is no such formula: a path goes on from what it has drawn itself. Each draw of the weights (and
-masks) reads the rows so far and is then followed along several paths, so that what the noise does
-(aleatoric) and what the draws disagree about (epistemic) can be told apart.
+One step ahead, the distribution of a value is a mixture of Normals, one per draw. Further ahead
+there is no such formula: a path goes on from what it has drawn itself. Each draw of the weights
+(and masks) reads the rows so far and is then followed along several paths, so that what the noise
+does (aleatoric) and what the draws disagree about (epistemic) can be told apart.
 """
 
 from collections.abc import Callable
@@ -43,13 +43,16 @@ READ_STEPS = 512
 
 @dataclass(frozen=True)
 class SeriesEvaluation:
-    """Of each value one step ahead, in units of its column's spread: `nll` in nats (of the value
-    itself it is the log of the spread more), `rmse` (beside that of `persistence`: the row before,
-    once more), `crps` and the mean width of the 90 % intervals; what central intervals hold; and
-    the mean variances, total = aleatoric + epistemic.
+    """The scores of predictions one step ahead, in units of each column's spread.
 
-    `samples` is 0 for the posterior mean. With draws, densities are averaged; `expected_nll`
-    averages their logs instead, and is None for the mean.
+    - `nll`: in nats per value. For the value in its own unit, add the log of the spread.
+    - `rmse`, `persistence`: the root mean squared error, and that of repeating the row before.
+    - `crps`: the continuous ranked probability score.
+    - `coverage_50`, `coverage_90`, `calibration_error`: what central intervals hold.
+    - `width_90`: the mean width of the 90 % intervals.
+    - `total`, `aleatoric`, `epistemic`: mean variances, total = aleatoric + epistemic.
+    - `samples`: 0 for the posterior mean. With draws, densities are averaged; `expected_nll`
+      averages their logs instead, and is None for the mean.
     """
 
     values: int
@@ -70,8 +73,10 @@ class SeriesEvaluation:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What was predicted, [D, N, C], of the rows `targets` [N, C]; `before` are the rows that came
-    just before each."""
+    """What `read_series` predicted: the `mixture` [D, N, C] of the rows `targets` [N, C].
+
+    `before` are the rows that came just before each.
+    """
 
     mixture: NormalMixture
     targets: Tensor
@@ -85,8 +90,11 @@ def read_series(
     generator: torch.Generator | None = None,
     advance: Advance | None = None,
 ) -> Reading:
-    """The distribution of every row of the loader, given those before it; `samples` = 0 uses the
-    posterior mean. Each draw keeps its weights and its own state over the whole series."""
+    """The predicted distribution of every row of the loader, given the rows before it.
+
+    `samples` is the number of draws, 0 for the posterior mean. Each draw keeps its weights and its
+    own state over the whole series. `advance` is called with the number of targets after every cut.
+    """
     raws: list[Tensor] = []
     with evaluating(model):
         for member in each_draw(model, samples):
@@ -99,7 +107,7 @@ def read_series(
 
 
 def evaluate_series(reading: Reading, samples: int) -> SeriesEvaluation:
-    """The scores of what `read_series` found with so many draws."""
+    """The scores of what `read_series` found with `samples` draws."""
     mixture, targets = reading.mixture, reading.targets
     scores = asdict(calibration_of_numbers(mixture, targets))
     means, scales = mixture.means.double(), mixture.scales.double()
@@ -166,12 +174,13 @@ def _cut(model: Network) -> Cut:
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Of each of B beginnings what may come: `paths` [draws, paths a draw, steps, B, C]."""
+    """What may come after each of B beginnings: `paths` [draws, paths per draw, steps, B, C]."""
 
     paths: Tensor
 
     @property
     def mean(self) -> Tensor:
+        """The mean of all paths."""
         return self.paths.mean(dim=(0, 1))
 
     @property
@@ -181,8 +190,10 @@ class Forecast:
 
     @property
     def epistemic(self) -> Tensor:
-        """The variance of the draws' means, less what the noise of so few paths gives it; 0 for a
-        single draw. With the aleatoric it is that of all paths."""
+        """The variance of the draws' means, less what the noise of so few paths adds to it.
+
+        It is 0 for a single draw. Together with the aleatoric one it is the variance of all paths.
+        """
         if len(self.paths) == 1:
             return torch.zeros_like(self.mean)
         draws, paths = self.paths.shape[:2]
@@ -190,7 +201,7 @@ class Forecast:
         return (between - self.aleatoric * (draws - 1) / (draws * paths)).clamp_min(0.0)
 
     def quantile(self, p: float) -> Tensor:
-        """Of all paths, between the two that are nearest."""
+        """The quantile of all paths, interpolated between the two that are nearest."""
         require((0 <= p <= 1, "p", f"must be between 0 and 1, got {p}"))
         ordered, _ = self.paths.flatten(0, 1).sort(dim=0)
         place = p * (len(ordered) - 1)
@@ -198,8 +209,10 @@ class Forecast:
         return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], place - low)
 
     def crps(self, target: Tensor) -> Tensor:
-        """The continuous ranked probability score of the paths, E |x - y| - E |x - x'| / 2, in the
-        target's unit."""
+        """The continuous ranked probability score of the paths: E |x - y| - E |x - x'| / 2.
+
+        It is in the target's unit.
+        """
         ordered, _ = self.paths.flatten(0, 1).double().sort(dim=0)
         count = len(ordered)
         ranks = torch.arange(1 - count, count, 2, device=ordered.device, dtype=torch.float64)
@@ -220,10 +233,13 @@ def forecast(
     seed: int = 1,
     advance: Advance | None = None,
 ) -> Forecast:
-    """Go on from rows `past` [T, B, C] for so many steps, by `samples` draws (0: the mean alone).
+    """Forecast the `steps` rows that follow the rows `past` [T, B, C].
 
-    Each draw is followed along so many `paths` (unless given, PATHS over all draws). `advance` is
-    told of every draw.
+    - `samples`: the number of draws of the weights (0: the mean alone).
+    - `paths`: how many paths each draw is followed along; by default about 500 over all draws, and
+      at least 2 of each.
+    - `seed`: of draws and paths.
+    - `advance`: called after every draw.
     """
     paths = paths_each(len(each_draw(model, samples))) if paths is None else paths
     require(
@@ -282,9 +298,13 @@ def longest_season(model: Network) -> int:
 class Backtest:
     """How good forecasts from `origins` places of a series were, by the number of steps ahead.
 
-    In units of each column's spread: `rmse` of their mean, beside that of `persistence` (the last
-    row, for ever) and `seasonal` (the last `season` rows, over and over), `crps`, and what central
-    90 % intervals hold.
+    All are in units of each column's spread.
+
+    - `rmse`: the root mean squared error of the forecasts' mean.
+    - `persistence`, `seasonal`: that of repeating the last row, and that of repeating the last
+      `season` rows.
+    - `crps`: the continuous ranked probability score.
+    - `coverage_90`: what central 90 % intervals hold.
     """
 
     origins: int
@@ -314,9 +334,11 @@ def backtest(
 ) -> Backtest:
     """Forecast from places that are spread evenly over rows [N, C], and compare with what came.
 
-    Each forecast comes after `past` rows (unless given, `rows_before`; no more than half of all, or
-    a season of the model).
-    `season` is that of the seasonal naive forecast; `best_season` finds one.
+    - `steps`, `samples`, `paths`, `seed`, `advance`: as for `forecast`.
+    - `origins`: the number of places.
+    - `past`: how many rows each forecast reads; by default those of `rows_before`, and at most half
+      of all rows, or a season of the model.
+    - `season`: that of the seasonal naive forecast; `best_season` finds one.
     """
     require(
         (origins >= 1, "origins", f"must be at least 1, got {origins}"),

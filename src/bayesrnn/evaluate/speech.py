@@ -24,12 +24,12 @@ from bayesrnn.evaluate.reader import Advance
 
 @dataclass(frozen=True)
 class SpeechEvaluation:
-    """NLL in nats a label, and the label error rate: all edit distances over all labels, in
-    percent.
+    """The NLL of utterances, in nats per label, and their label error rate `per`, in percent.
 
-    `samples` is 0 for the posterior mean. With draws, an utterance's probability is averaged over
-    them, and labels are read off the average of what they say at each step; `expected_nll`
-    averages the log probabilities instead, and is None for the mean.
+    The rate is all edit distances over all labels. `samples` is 0 for the posterior mean. With
+    draws, an utterance's probability is averaged over them, and labels are read off the average of
+    what they say at each step; `expected_nll` averages the log probabilities instead, and is None
+    for the mean.
     """
 
     utterances: int
@@ -48,9 +48,11 @@ def evaluate_speech(
     generator: torch.Generator | None = None,
     advance: Advance | None = None,
 ) -> SpeechEvaluation:
-    """Score every utterance once; `samples` = 0 uses the posterior mean.
+    """Score every utterance once, by the posterior mean or by draws.
 
-    `advance` is told the number of labels of every batch, once a draw.
+    - `decode`: how labels are read off.
+    - `samples`: the number of draws that are averaged; 0 uses the posterior mean.
+    - `advance`: called with the number of labels of every batch, once per draw.
     """
     draws = each_draw(model, samples)
     batches: list[_Outputs] = []
@@ -108,7 +110,7 @@ def _read(model: Network, loader: UtteranceLoader, advance: Advance | None) -> l
 
 @dataclass(frozen=True)
 class Transcription:
-    """Label ids, and for each the probability that it is that one."""
+    """The label ids of an utterance, each with the probability that it is that label."""
 
     labels: list[int]
     confidence: list[float]
@@ -121,8 +123,10 @@ def transcribe(
     samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> Transcription:
-    """What is said in an utterance [T, bands], by the posterior mean; `samples` draws, if any, say
-    how sure that is."""
+    """What is said in an utterance [T, bands], by the posterior mean.
+
+    `samples` draws, if any, say how sure that is. `decode` reads the labels off.
+    """
     with evaluating(model):
         means = _said(model, features, 0)
         draws = _said(model, features, samples, generator) if samples else means

@@ -24,7 +24,12 @@ from bayesrnn.data.vocabulary import Vocabulary
 from bayesrnn.errors import UserError, require
 from bayesrnn.evaluate.calibration import BINS, Calibration, calibration_of_top
 from bayesrnn.evaluate.draws import evaluating
-from bayesrnn.evaluate.perplexity import perplexity_of, token_losses
+from bayesrnn.evaluate.perplexity import (
+    check_temperatures,
+    perplexity_of,
+    tempered,
+    token_losses,
+)
 from bayesrnn.evaluate.reader import Reader, readers
 from bayesrnn.files import write_atomic, write_csv
 
@@ -36,46 +41,48 @@ COLUMNS = ("nll", "probability", "total", "aleatoric", "epistemic", "variance", 
 
 @dataclass(frozen=True, eq=False)
 class TextUncertainty:
-    """Figures of each predicted token, in the order of the text: [N] in double, on the CPU.
+    """The uncertainty about each predicted token, in the order of the text.
 
-    `samples` is 0 for the posterior mean. The token before the first is not there to predict it
-    from, so N is one less than the tokens of the text.
+    Each figure is [N] in double, on the CPU. `samples` is 0 for the posterior mean. The first token
+    of the text is not predicted, as none is before it, so N is one less than the tokens of the
+    text.
     """
 
     samples: int
     targets: Tensor
     """The tokens that came, by id."""
     total: Tensor
-    """Entropy of the averaged distribution, in nats: aleatoric + epistemic."""
+    """The entropy of the averaged distribution, in nats: aleatoric + epistemic."""
     aleatoric: Tensor
-    """The draws' entropies, averaged."""
+    """The average of the draws' entropies, in nats."""
     epistemic: Tensor
-    """Mutual information between the token and the weights: what the draws disagree about."""
+    """The mutual information between the token and the weights: what the draws disagree about."""
     variance: Tensor
-    """Over the draws, of each word's probability, summed over the words."""
+    """The variance over the draws of each word's probability, summed over the words."""
     nll: Tensor
     """-log of the averaged probability of the token that came."""
     brier: Tensor
-    """Squared distance between the averaged distribution and the token that came."""
+    """The squared distance between the averaged distribution and the token that came."""
     top_tokens: Tensor
     """[N, top]: the most probable tokens by the averaged distribution, by id."""
     top_probabilities: Tensor
-    """[N, top]: theirs."""
+    """[N, top]: their probabilities."""
     members: int = 1
-    """Of an ensemble: `samples` draws of each."""
+    """How many members an ensemble has, with `samples` draws of each."""
 
     @property
     def averaged(self) -> int:
-        """How many networks' distributions were."""
+        """How many networks' distributions were averaged."""
         return max(self.samples, 1) * self.members
 
     @property
     def probability(self) -> Tensor:
-        """Of the token that came."""
+        """The averaged probability of the token that came."""
         return (-self.nll).exp()
 
     @property
     def max_probability(self) -> Tensor:
+        """The probability of the most probable token."""
         return self.top_probabilities[:, 0].contiguous()
 
     @property
@@ -85,24 +92,24 @@ class TextUncertainty:
 
     @property
     def confidence(self) -> float:
-        """The geometric mean of the probabilities of what came."""
+        """The geometric mean of the probabilities of the tokens that came."""
         return (-self.nll.mean()).exp().item()
 
     def part(self, start: int, stop: int) -> "TextUncertainty":
-        """The figures of some of the tokens."""
+        """The figures of the tokens from `start` to before `stop`."""
         parts: dict[str, Any] = {
             n: v[start:stop] for n, v in vars(self).items() if isinstance(v, Tensor)
         }
         return replace(self, **parts)
 
     def summary(self) -> dict[str, float]:
-        """Means over the text, by name; entropies in nats a token."""
+        """Means over the text, by name; entropies in nats per token."""
         nll = self.nll.mean().item()
         means = {name: getattr(self, name).mean().item() for name in COLUMNS[2:]}
         return {"samples": self.samples, "nll": nll, "perplexity": perplexity_of(nll), **means}
 
     def calibration(self, bins: int = BINS) -> Calibration:
-        """Of the most probable token."""
+        """The calibration of the most probable token."""
         return calibration_of_top(self.nll, self.brier, self.max_probability, self.correct, bins)
 
 
@@ -113,13 +120,19 @@ def text_uncertainty(
     seed: int = 1,
     top: int = 1,
     advance: Callable[[int], None] | None = None,
+    temperature: float = 1.0,
 ) -> dict[int, TextUncertainty]:
-    """Every token's figures, by each number of draws in `samples`; 0 is the posterior mean.
+    """The uncertainty about every token of a text, for each number of draws in `samples`.
 
-    The draws are nested: those of a smaller number are the first of a larger one, whatever the
-    others are. `advance` is told the number of targets after every cut of every draw.
+    - `samples`: 0 is the posterior mean. The draws are nested: those of a smaller number are the
+      first of a larger one, whatever the others are.
+    - `seed`: of the draws.
+    - `top`: how many of the most probable tokens are kept.
+    - `advance`: called with the number of targets after every cut of every draw.
+    - `temperature`: logits are divided by it (see `search_temperature`).
     """
     check_reading(samples, top)
+    check_temperatures([temperature])
     wanted = sorted(set(samples))
     mean = readers(model, 0, seed, loader.device) if 0 in wanted else []
     draws = readers(model, wanted[-1], seed, loader.device) if wanted[-1] else []
@@ -132,7 +145,7 @@ def text_uncertainty(
                 logits = reader.read(batch.x)
                 if advance is not None:
                     advance(batch.targets)
-                return logits
+                return tempered(logits, temperature)
 
             for count, cut in by_draws(mean, draws, read, batch.y, wanted, top, members).items():
                 found[count].append(cut)
@@ -184,9 +197,9 @@ def reading_cost(model: Network, targets: int, samples: Sequence[int]) -> int:
 def write_tokens(path: Path, found: Iterable[TextUncertainty], vocabulary: Vocabulary) -> None:
     """Write a file with a line for each predicted token and number of draws.
 
-    It says the draws, the token's place in the text (the first one, which is not predicted, is 0),
-    the token, the most probable one, and the figures: as CSV, or, where the name ends in .json, as
-    one object with the same `columns` and `rows`.
+    A line has the number of draws, the token's place in the text (the first one, which is not
+    predicted, is 0), the token, the most probable one, and the figures. The file is CSV, or, if its
+    name ends in .json, one object with the same `columns` and `rows`.
     """
     columns = ["samples", "place", "token", "predicted", *COLUMNS]
     rows: list[list[Any]] = []
@@ -291,7 +304,7 @@ def shuffled_text(ids: NDArray[np.int32], seed: int = 1) -> NDArray[np.int32]:
 
 
 def unigram_entropy(ids: NDArray[np.int32]) -> float:
-    """Entropy, in nats a word, of the text's own word frequencies: no order is known at all.
+    """The entropy of the text's own word frequencies, in nats per word: it knows nothing of order.
 
     >>> round(unigram_entropy(np.array([0, 1, 0, 1], dtype=np.int32)), 4)
     0.6931
@@ -302,7 +315,7 @@ def unigram_entropy(ids: NDArray[np.int32]) -> float:
 
 @dataclass(frozen=True)
 class EntropyGap:
-    """Per word, in nats: the predictive entropy on a text, on its reverse, and the difference
+    """The predictive entropy on a text and on its reverse, per word in nats, and the difference
     (Fortunato 2017, eqs. 19 and 20)."""
 
     samples: int
@@ -314,7 +327,8 @@ class EntropyGap:
 def entropy_gap(text: TextUncertainty, backwards: TextUncertainty) -> EntropyGap:
     """How much less sure the model is of the text read backwards, by the averaged distribution.
 
-    Large is good: it is less sure where it should be.
+    Large is good: it is less sure where it should be. Both arguments are of `text_uncertainty`, by
+    the same number of draws.
     """
     require(
         (
@@ -331,7 +345,8 @@ def entropy_gap(text: TextUncertainty, backwards: TextUncertainty) -> EntropyGap
 class Detection:
     """How well windows of another text stand out by their mean uncertainty.
 
-    Those by mutual information are None with fewer than two draws, which cannot disagree.
+    `windows` and `windows_other` count them, each of `window` tokens. AUROC and AUPR are by entropy
+    and by mutual information; the latter are None with fewer than two draws, which cannot disagree.
     """
 
     samples: int
@@ -345,8 +360,11 @@ class Detection:
 
 
 def detect(text: TextUncertainty, other: TextUncertainty, window: int = WINDOW) -> Detection:
-    """Tell windows of `other` (the positives) from windows of `text`, by predictive entropy and by
-    mutual information. What is left over at the end of a text is no window."""
+    """Tell windows of `other` from windows of `text`, by predictive entropy and mutual information.
+
+    `other` is the positives. What is left over at the end of a text, shorter than `window` tokens,
+    is no window.
+    """
     by_entropy = windows(text.total, window), windows(other.total, window)
     disagree = min(text.averaged, other.averaged) >= 2
     inside, outside = windows(text.epistemic, window), windows(other.epistemic, window)
@@ -384,9 +402,9 @@ def check_window(tokens: int, window: int) -> None:
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """How often a score from `outside` is above one from `inside`; a tie counts a half.
+    """The area under the ROC curve: how often a score from `outside` is above one from `inside`.
 
-    By ranks (Mann and Whitney), so that it takes a sort and not all pairs.
+    A tie counts a half. It is by ranks (Mann and Whitney), so it takes a sort and not all pairs.
 
     >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.2, 0.3]))
     0.875
@@ -407,8 +425,10 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def aupr(inside: Tensor, outside: Tensor) -> float:
-    """Average precision of finding `outside` by high scores: a sum over thresholds of the
-    precision there times the recall gained; ties are found together.
+    """The average precision of finding `outside` by high scores.
+
+    It is the sum over thresholds of the precision there times the recall gained; ties are found
+    together.
 
     >>> aupr(torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.4]))
     1.0
