@@ -1,13 +1,13 @@
-"""Smaller files: every drawn weight's mean rounded to a multiple of one step, and coded.
+"""Smaller files: every drawn weight's mean is rounded to a multiple of one step, and coded.
 
 A posterior says how exactly a weight must be known: noise of its sigma was there in all of
-training. So means can be rounded coarsely, most of them to 0, and what is left of them are few
-different whole numbers, of which a general coder makes a bit or two a weight (packing.py). This is
-the description length of Graves (2011) as a file, at a fixed precision for all weights and with a
-code that knows nothing of the prior.
+training. So means can be rounded coarsely, most of them to 0. What is left of them are few
+different whole numbers, of which a general coder makes a bit or two per weight (packing.py). This
+is the description length of Graves (2011) as a file, at a fixed precision for all weights and with
+a code that knows nothing of the prior.
 
-Neither a step for each tensor, nor steps in proportion to sigma, nor rounding that counts bits was
-better than one step for all weights (docs/compression.md).
+None of these was better than one step for all weights: a step for each tensor, steps in proportion
+to sigma, rounding that counts bits (docs/compression.md).
 """
 
 import math
@@ -48,8 +48,13 @@ MOST_TRIES = 1 + (PER_OCTAVE * OCTAVES).bit_length() + PER_OCTAVE - 1
 
 @dataclass(frozen=True)
 class Compressed:
-    """What rounding to multiples of `step` costs: the error then, the part of the weights that is
-    0, and how long the code of all drawn weights is, in bytes and in bits a weight."""
+    """What rounding all means to multiples of `step` costs, and how small the model is then.
+
+    - `error`: the score of the rounded model.
+    - `zeros`: the part of the weights that is 0.
+    - `coded_bytes`, `coded_bits_per_weight`: the length of the code of all drawn weights, in bytes
+      and in bits per weight.
+    """
 
     step: float
     error: float
@@ -80,8 +85,11 @@ def compression_curve(
     steps: Iterable[float] = STEPS,
     advance: Callable[[Compressed], None] | None = None,
 ) -> list[Compressed]:
-    """What `score` says of the model rounded to each of these steps, and how small it is then; the
-    model is left as it was. `score` is as for `pruning_curve`; `advance` is told each point."""
+    """The score of a model rounded to each of `steps`, and how small it is then.
+
+    The model is left as it was. `score` is as for `pruning_curve`; `advance` is called with each
+    point.
+    """
     check_bayesian(model)
     wanted, rows = list(steps), []
     for step in wanted:
@@ -103,11 +111,12 @@ def coarsest_step(
     most: float,
     advance: Callable[[float, float], None] | None = None,
 ) -> tuple[float, float]:
-    """The coarsest step, within a fifth, at which `score` is at most this, and the score there.
+    """The coarsest step, within a fifth, at which `score` is at most `most`, and the score there.
 
-    By bisection, and then up to an octave further: scores waver a little from step to step, and one
-    that is just above hides those behind it. What is found was measured. `advance` is told each
-    step tried, and its score."""
+    The search is by bisection, and then up to an octave further: scores waver a little from step to
+    step, and one that is just above `most` hides those behind it. What is found was measured.
+    `score` is as for `pruning_curve`; `advance` is called with each step tried, and its score.
+    """
     check_bayesian(model)
     sizes = [float(block.mean().detach().abs().max()) for block in model.each_block()]
     largest = max(sizes)
@@ -155,10 +164,13 @@ def _zeros(levels: list[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class CompressedRun:
-    """What `compress_run` has written. `dense_bytes` are those of all the means as they were.
+    """What `compress_run` has written.
 
-    `figure` is what was watched ("valid_perplexity", say), `before` and `after`; None where the
-    step was given, so that nothing had to be read."""
+    `file_bytes` are those of the new file, `dense_bytes` those of all the means as they were, and
+    `file_ratio` is the first over the second. `figure` is the name of the watched figure
+    ("valid_perplexity", say), `before` and `after` are its values. These three are None if the step
+    was given, so that nothing had to be read.
+    """
 
     step: float
     weights: int
@@ -173,7 +185,11 @@ class CompressedRun:
 
 @dataclass(frozen=True)
 class CompressionCurve:
-    """A run's figure (its name: "valid_perplexity", say), as it is and at each step."""
+    """A run's watched figure, as it is and at each step of rounding.
+
+    `figure` is its name ("valid_perplexity", say), `before` its value as the run is, and
+    `dense_bytes` the size of all the means.
+    """
 
     figure: str
     before: float
@@ -192,12 +208,17 @@ def compress_run(
     advance: Callable[[float, float], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> CompressedRun:
-    """Round and code a run's model into a new run: means alone, unless `scale` is set.
+    """Round and code a run's model into a new run, which is smaller on disk.
 
-    Without a `step` it is the coarsest at which the figure that training watched is at most
-    `allow` above what it was: 0.01 for one percent. (A loss in nats may rise by log(1 + allow), as
-    the log of a perplexity would.) `warn` is told where the run's data have changed since its
-    training, and where the step is chosen by the test set, since there is none to validate on.
+    - `step`: the step to round to. Without it, it is the coarsest at which the figure that training
+      watched is at most `allow` above what it was: 0.01 for one percent. (A loss in nats may rise
+      by log(1 + allow), as the log of a perplexity would.)
+    - `scale`: keep the scales too; otherwise the new run has means alone.
+    - `data`, `device`: where the run's data are, if they were moved, and the device to read them
+      on.
+    - `advance`: called with each step tried, and its figure.
+    - `warn`: called with one line if the run's data have changed since its training, and if the
+      step is chosen by the test set, because there is none to validate on.
     """
     require((allow >= 0, "allow", f"must be 0 or above, got {allow}"))
     run, target = expanded(run), Run(expanded(out))
@@ -247,7 +268,11 @@ def compression_of_run(
     advance: Callable[[Compressed], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> CompressionCurve:
-    """The figure that the run's training watched, at each step; the run is never changed."""
+    """The figure that the run's training watched, as it is and at each step of rounding.
+
+    The run itself is never changed. `data`, `device` and `warn` are as for `compress_run`;
+    `advance` is called with each point.
+    """
     run = expanded(run)
     place = choose_device(device, "--device")
     model = load(run).to(place)

@@ -13,13 +13,15 @@ from bayesrnn.evaluate.draws import evaluating
 class Description:
     """A description length in nats and in bits (Graves 2011, eqs. 3-6).
 
-    The error loss is what the labels cost, given the network's weights, the complexity loss what
-    the weights cost, given the prior; together, the labels.
+    The error loss is what the labels cost, given the network's weights; the complexity loss is what
+    the weights cost, given the prior. Together they are what the labels cost.
 
-    `uniform_bits` is what a code costs that knows nothing but the number of labels, and `ratio` the
-    total over that: below 1 the network has compressed the labels, above 1 it has not. The
-    complexity, and all that needs it, is None where it is known only up to a constant (a point as
-    posterior, a uniform prior); the uniform code where targets are numbers, not labels.
+    `uniform_bits` is the cost of a code that knows nothing but the number of labels, and `ratio` is
+    the total divided by it: below 1 the network has compressed the labels, above 1 it has not.
+
+    The complexity, and everything that needs it, is None where it is known only up to a constant (a
+    point as posterior, a uniform prior). The uniform code is None where targets are numbers, not
+    labels.
     """
 
     error_nats: float | None
@@ -36,8 +38,12 @@ class Description:
 def describe(
     error: float | None, complexity: float | None, targets: int, labels: int | None, weights: int
 ) -> Description:
-    """The description length of `targets` targets, each one of `labels`, by a network of `weights`
-    drawn weights, from the losses in nats (None: not measured, or undefined).
+    """The description length of a data set, from its error and complexity loss in nats.
+
+    - `error`, `complexity`: the losses; None where one was not measured, or is undefined.
+    - `targets`, `labels`: how many targets there are, and how many labels each may be (None for
+      numbers).
+    - `weights`: how many drawn weights the network has.
 
     >>> found = describe(error=8.0, complexity=2.0, targets=5, labels=8, weights=4)
     >>> round(found.total_bits, 2), found.uniform_bits, round(found.ratio, 3)

@@ -1,6 +1,6 @@
-"""The ways a user's input can be wrong.
+"""The errors that a user's input can raise.
 
-All carry one clear line; the command line prints it and exits, without a traceback.
+Each carries one clear line; the command line prints it and exits, without a traceback.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,10 @@ class UserError(Exception):
 
 
 class WrongData(UserError):
-    """The data at a path are not what they should be. The remedy is a recipe's, `data.path` (or
-    other settings); `by_flag` has that of a command on a run, where others are given as --data.
+    """The data at a path are not what they should be.
+
+    Its message names the remedy in a recipe, `data.path` (or other settings). `by_flag` names that
+    of a command on a run, which is given other data as --data.
 
     >>> error = WrongData("x.csv has no column 'y'", "a file that has it", "data.columns")
     >>> str(error)
@@ -29,6 +31,8 @@ class WrongData(UserError):
 
 class Invalid(ValueError):
     """Settings that are impossible: every problem at once, each with its key. Exit code 2.
+
+    `problems` holds a pair (key, message) for each.
 
     >>> str(Invalid([("pi", "must be between 0 and 1, got 1.5")]))
     'pi must be between 0 and 1, got 1.5'

@@ -1,9 +1,9 @@
-"""The variational free energy: error loss + complexity loss, with the KL weighed once an epoch.
+"""The variational free energy: error loss + complexity loss, with the KL counted once per epoch.
 
 Over an epoch the free energy is F = (sum of all targets' NLL) + KL (Fortunato 2017, eqs. 2-5;
-Graves 2011, eqs. 3-6 and 18). A batch is charged the KL's share: its own targets divided by those
-of the epoch. The shares come from the loader, sum to 1 whatever the batches and cuts are, and are
-checked: a batch that does not fit the loader's count raises.
+Graves 2011, eqs. 3-6 and 18). A batch is charged its share of the KL: its own targets divided by
+those of the epoch. The shares come from the loader and sum to 1, whatever the batches and cuts are.
+They are checked: a batch that does not fit the loader's count raises an error.
 """
 
 import math
@@ -62,16 +62,18 @@ def _lengths(error: float, complexity: float, defined: bool, unit: float) -> Len
 
 @dataclass(frozen=True)
 class Loss:
-    """The free energy of one batch (of one draw of it), in nats.
+    """The free energy of one batch, at one draw, in nats.
 
-    `error` is the loss of the data and, for a sharpened posterior, what it was charged for its look
-    at them: together they bound the loss (Fortunato 2017, eq. 17).
+    - `error`: the loss of the data and, for a sharpened posterior, what the batch was charged for
+      the look: together they bound the loss (Fortunato 2017, eq. 17).
+    - `complexity`: the batch's share of the KL.
+    - `share`: the batch's targets divided by those of the epoch.
+    - `streams`, `draws`: the sequences of the batch, and the draws of the step.
+    - `warmth`: the part of the complexity that counts in `objective` while the KL is being warmed
+      up; all other figures are of the whole.
 
-    `backward()` is that of `objective`: (error + complexity) / streams, the published scale of a
-    learning rate, divided by the number of draws of the step. (Where a posterior asks for more than
-    autograd finds, the Fisher estimate or the second order of sharpening, it is the only way.)
-    While the KL is being warmed up, only the part `warmth` of the complexity counts there; all
-    other figures are of the whole.
+    For the gradients call `backward()`: where a posterior needs more than autograd finds (the
+    Fisher estimate, or the second order of sharpening), it is the only way.
     """
 
     error: Tensor
@@ -88,18 +90,25 @@ class Loss:
 
     @property
     def total(self) -> Tensor:
+        """error + complexity, in nats."""
         return self.error + self.complexity
 
     @property
     def objective(self) -> Tensor:
+        """What `backward` differentiates: (error + warmth * complexity) / (streams * draws).
+
+        Dividing by the streams is the published scale of a learning rate.
+        """
         return (self.error + self.warmth * self.complexity) / (self.streams * self.draws)
 
     @property
     def nats(self) -> Lengths:
+        """Error, complexity and total in nats."""
         return self._in(1.0)
 
     @property
     def bits(self) -> Lengths:
+        """Error, complexity and total in bits."""
         return self._in(math.log(2.0))
 
     def _in(self, unit: float) -> Lengths:
@@ -108,8 +117,10 @@ class Loss:
 
     @untraced
     def backward(self) -> None:
-        """Accumulate the gradients of `objective`; where a posterior asks for it (eq. 17), one
-        sequence at a time."""
+        """Accumulate the gradients of `objective`.
+
+        Where a posterior needs it (Graves 2011, eq. 17), this is done one sequence at a time.
+        """
         scale = self.streams * self.draws
         if self.model.per_sequence:
             self._backward_by_sequence(scale)
@@ -168,20 +179,21 @@ class Known(NamedTuple):
 class FreeEnergy:
     """Turns a batch's summed NLL into a `Loss`, with the share of the KL taken from the loader.
 
-    `loader` is one of this package's, a `torch.utils.data.DataLoader` (each example is a target
-    and a sequence of its own), or any object with `targets` whose batches have `targets` and
-    `streams`. `kl` is "auto" (exact where there is a closed form), "exact" or "sample".
-
-    Where several processes train together, each with a loader of its own part, `processes` says how
-    many parts, of equal length, make an epoch; a `DataLoader` knows it from its
-    `DistributedSampler`.
+    - `loader`: one of this package's, a `torch.utils.data.DataLoader` (each example is a target and
+      a sequence of its own), or any object with `targets` whose batches have `targets` and
+      `streams`.
+    - `kl`: "auto" (exact where there is a closed form), "exact" or "sample".
+    - `processes`: where several processes train together, each with a loader of its own part: how
+      many parts, of equal length, make an epoch. A `DataLoader` knows it from its
+      `DistributedSampler`.
 
     The loss passed in is the negative log-likelihood of the batch, **summed**: a scalar, or a
-    vector with one entry a sequence, which is summed here.
+    vector with one entry per sequence, which is summed here.
 
-    `warmth` is the part of the KL that is minimised at present, 1 unless you set it (a number, or a
-    tensor on the device). A large network with little data may learn nothing while the KL counts in
-    full from the first step: start at 0 and rise. Only with 1 is it the free energy.
+    `warmth` is the part of the KL that is minimised at present: 1, unless you set it (a number, or
+    a tensor on the device). A large network with little data may learn nothing while the KL counts
+    in full from the first step: start at 0 and let it rise. Only with 1 is the objective the free
+    energy.
 
     >>> from torch.utils.data import TensorDataset
     >>> from bayesrnn.bayes import bayesianize
@@ -207,7 +219,7 @@ class FreeEnergy:
         self.restart()
 
     def restart(self) -> None:
-        """Start counting an epoch anew (by itself after a full one; call it after a broken one)."""
+        """Start to count a new epoch; needed after one that broke off, not after a full one."""
         self._seen = Fraction(0)  # exact: a batch of several draws counts in parts
         self._error.zero_()
         self._complexity.zero_()
@@ -216,10 +228,13 @@ class FreeEnergy:
     def __call__(
         self, model: Bayesian | DistributedDataParallel, nll: Tensor, batch: object, draws: int = 1
     ) -> Loss:
-        """The loss of a batch. With several draws a step, call it once a draw, saying how many.
+        """The `Loss` of a batch, from its summed `nll`.
 
-        On a CPU a loss that is not finite is refused, before it spoils every weight; on a GPU
-        asking would make every step wait.
+        `batch` is what the loader yielded. With several `draws` per step, call it once per draw,
+        each time with their number.
+
+        On a CPU, a loss that is not finite raises an error, before it spoils every weight. On a GPU
+        it is not checked, because that would make every step wait.
         """
         if nll.device.type == "cpu" and not bool(nll.isfinite().all()):
             raise ValueError(
@@ -235,7 +250,7 @@ class FreeEnergy:
             raise
 
     def count(self, batch: object, draws: int = 1) -> None:
-        """Count a draw of a batch towards the epoch, which must not become longer than it is."""
+        """Count a draw of a batch towards the epoch; an epoch that gets too long is refused."""
         require((draws >= 1, "draws", f"must be at least 1, got {draws}"))
         targets, _ = _count_batch(batch, self._sizes)
         here = self.targets // self.processes
@@ -260,9 +275,12 @@ class FreeEnergy:
         known: "Known | None" = None,
         share: Tensor | None = None,
     ) -> Loss:
-        """The same without counting the batch: all of it happens on the device, so that it can be
-        recorded once and replayed (`count` cannot). `known` is what was already asked for; `share`
-        is the batch's as a tensor, where a replay is to read it anew every time."""
+        """The `Loss` of a batch, without counting the batch.
+
+        All of it happens on the device, so it can be recorded once and replayed (`count` cannot).
+        `known` is a KL that was already computed. `share` is the batch's share as a tensor, if a
+        replay is to read it anew every time.
+        """
         model = uncompiled(model)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         targets, streams = _count_batch(batch, self._sizes)
@@ -313,6 +331,7 @@ class FreeEnergy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the sums that `state_dict` gave."""
         self._seen = Fraction(state["seen"])
         self._error.fill_(state["error"])
         self._complexity.fill_(state["complexity"])
@@ -320,7 +339,7 @@ class FreeEnergy:
 
 
 class Epoch(NamedTuple):
-    """An epoch so far: lengths in nats and bits, the share of the KL charged, targets seen.
+    """An epoch so far: lengths in nats and bits, the share of the KL charged, and the targets seen.
 
     `penalty` is the complexity that was optimised, in nats, even where it is known only up to a
     constant and `nats.complexity` is None.

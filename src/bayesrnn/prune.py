@@ -1,10 +1,10 @@
 """Pruning by signal to noise (Graves 2011, Section 7).
 
-A weight whose mean is small beside its standard deviation can be set to 0 at little cost: its
-density there is close to the highest it has. What is pruned stays exactly 0, in the mean, in every
-draw and in further training, whatever the optimiser; the KL is that of the weights left.
+A weight whose mean is small compared with its standard deviation can be set to 0 at little cost:
+its density there is close to the highest it has. A pruned weight stays exactly 0, in the mean, in
+every draw and in further training, whatever the optimiser; the KL is that of the weights left.
 
-What it does to a run is in pruned_run.py.
+For what pruning does to a run, see pruned_run.py.
 """
 
 import re
@@ -23,8 +23,8 @@ from bayesrnn.description import complexity
 from bayesrnn.errors import require
 
 SAFE_THRESHOLD = (2 * log(2**0.5)) ** 0.5
-"""Graves' rule of thumb, 0.83 (eq. 20): a weight pruned below it is, at 0, no less probable than an
-average draw of it."""
+"""Graves' rule of thumb, 0.83 (eq. 20): a weight whose signal to noise is below it is no less
+probable at 0 than an average draw of it is."""
 
 Ranking = Literal["snr", "magnitude"]
 """What weights are pruned by. "snr" is the signal to noise |mean| / standard deviation; Graves'
@@ -38,9 +38,9 @@ Masks = dict[Block, dict[str, Tensor]]
 
 
 def signal_to_noise(model: Bayesian) -> dict[str, Tensor]:
-    """|mean| / standard deviation of each drawn weight, by name; 0 where it was pruned.
+    """|mean| / standard deviation of each drawn weight, by name; 0 for a pruned weight.
 
-    For a point, which has no deviation, and for one of 0, it is |mean| alone.
+    For a point, which has no deviation, and for a deviation of 0, it is |mean| alone.
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.constant_(net.weight, -0.1)
@@ -78,9 +78,13 @@ def prune(
 ) -> None:
     """Set the weights of lowest signal to noise to 0 for good.
 
-    Either a `fraction` of all weights (those pruned before count among them), or all whose signal
-    to noise is below the `threshold` (`SAFE_THRESHOLD`, say). With `per_tensor` the fraction is of
-    each tensor, not of all together; `by` "magnitude" ranks by |mean| alone.
+    Give either `fraction` or `threshold`.
+
+    - `fraction`: prune this fraction of all weights; those pruned before count among them.
+    - `threshold`: prune all weights whose signal to noise is below it (`SAFE_THRESHOLD`, say).
+    - `per_tensor`: take the fraction of each tensor, not of all together.
+    - `by`: "snr", or "magnitude" to rank by |mean| alone. Neither this nor `per_tensor` goes with a
+      threshold.
     """
     for block, masks in choose(model, fraction, threshold, per_tensor, by).items():
         block.prune(block.layout.join(masks))
@@ -216,11 +220,15 @@ def _check_comparable(model: Bayesian, by_threshold: bool) -> None:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A row of Graves' Table 2: the part pruned, how many weights are left, the same in percent,
-    the error then, and the mean bits of a weight left (None where it has no description length).
+    """A point of a pruning curve: a row of Graves' Table 2.
 
-    `threshold` is the one it was pruned by, None where that was the fraction. `retrained` is the
-    error after `retrain_epochs` more epochs; the bits are those of then.
+    - `fraction`, `threshold`: the part pruned, and the threshold it was pruned by (None where that
+      was the fraction).
+    - `weights`, `percent`: how many weights are left, and the same in percent.
+    - `error`: the score with these weights.
+    - `bits_per_weight`: the mean bits of a weight left (None where it has no description length).
+    - `retrained`, `retrain_epochs`: the error after so many more epochs; the bits are then those
+      after them.
     """
 
     fraction: float
@@ -246,12 +254,17 @@ def pruning_curve(
     by: Ranking = "snr",
     advance: Callable[[Pruned], None] | None = None,
 ) -> list[Pruned]:
-    """What `score` says of the model with each fraction pruned, or with each threshold; the model
-    is left as it was.
+    """The score of a model at each fraction, or each threshold, pruned.
 
-    `score` gets the pruned model: the perplexity of a text or the error on a test set, say. The
-    bits are exact where the KL is, otherwise of one draw. Without fractions and thresholds it
-    takes `FRACTIONS`. `advance` is told each point as soon as it is there.
+    The model is left as it was.
+
+    - `score`: gets the pruned model and returns a number: the perplexity of a text, say, or the
+      error on a test set.
+    - `fractions`, `thresholds`: what to prune; without both, the `FRACTIONS` 0, 0.5, 0.7, 0.8, 0.9
+      and 0.95.
+    - `per_tensor`, `by`: as for `prune`.
+    - `generator`: of the draw that bits are counted at; they are exact where the KL is.
+    - `advance`: called with each point as soon as it is there.
     """
     check_bayesian(model)
     if fractions is None and thresholds is None:
@@ -299,7 +312,7 @@ def _pruned(model: Bayesian, masks: Masks) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Dead:
-    """The rows and columns of a matrix in which every weight was pruned."""
+    """The rows and columns of a matrix in which every weight was pruned, by their numbers."""
 
     rows: Tensor
     columns: Tensor
@@ -308,8 +321,8 @@ class Dead:
 def dead_units(model: Bayesian) -> dict[str, Dead]:
     """The dead rows and columns of each drawn matrix, by name.
 
-    A row of a layer's weight is all that enters one unit (one gate of it, in an LSTM), a column all
-    that leaves one input.
+    A row of a layer's weight is all that enters one unit (in an LSTM, one gate of it); a column is
+    all that leaves one input.
     """
     found: dict[str, Dead] = {}
     for name, keep in kept(model).items():
@@ -334,8 +347,11 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Units:
-    """What is left of a recurrent layer: of `units`, how many nothing enters any more (but a bias),
-    how many tell their own layer nothing, and how many have a gate that nothing enters, by gate."""
+    """What is left of a recurrent layer of `units` units.
+
+    `unfed` counts units that nothing enters any more (except a bias), `unheard` those that tell
+    their own layer nothing, and `unfed_gates`, by gate, those with a gate that nothing enters.
+    """
 
     layer: str
     units: int
@@ -346,7 +362,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Structure:
-    """Rows, columns and units that died, matrix by matrix and layer by layer."""
+    """The rows, columns and units that pruning has left dead, by matrix and by layer."""
 
     matrices: tuple[Matrix, ...]
     layers: tuple[Units, ...]

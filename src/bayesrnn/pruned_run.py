@@ -1,4 +1,4 @@
-"""Runs that are pruned: a smaller run, its retraining, and what pruning costs a run.
+"""Pruned runs: a smaller run, its retraining, and what pruning costs a run.
 
 A pruned run is a run like any other. `pruning.json` in its folder says what it was made from and
 how, so that the same command goes on with it where it was interrupted.
@@ -44,7 +44,11 @@ from bayesrnn.watched import run_task, watched_figure
 
 @dataclass(frozen=True)
 class PrunedRun:
-    """What `prune_run` has left: of the weights, and of the file (`dense_bytes`: all the means)."""
+    """What `prune_run` has left: the weights, the size of the file, and the retraining.
+
+    `file_bytes` are those of the new file, `dense_bytes` those of all the means, and `file_ratio`
+    is the first over the second.
+    """
 
     all_weights: int
     weights: int
@@ -55,11 +59,11 @@ class PrunedRun:
     file_ratio: float
     structure: Structure
     finished: bool
-    """False where retraining was interrupted; the same call goes on with it."""
+    """False if retraining was interrupted; the same call goes on with it."""
     epochs: list[dict[str, Any]]
     """The figures of each epoch of retraining."""
     kept_epoch: int | None
-    """That of them whose model the run has; None where there was none."""
+    """The one of these epochs whose model the run has; None if there was none."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +102,15 @@ def prune_run(
     device: str = "auto",
     warn: Callable[[str], None] | None = None,
 ) -> PrunedRun:
-    """Prune a run's model into a new run, smaller on disk: means alone, unless `scale` is set.
+    """Prune a run's model into a new run, which is smaller on disk.
 
-    `retrain` is for how many epochs to train what is left (see `retraining`). Where that was
-    interrupted, the same call goes on with it. `warn` is told where the data to retrain on have
-    changed since the run's training.
+    - `fraction`, `threshold`, `per_tensor`, `by`: what to prune, as for `prune`.
+    - `retrain`, `lr`: for how many epochs to train what is left, and from which rate on (see
+      `retraining`). If that is interrupted, the same call goes on with it.
+    - `scale`: keep the scales too; otherwise the new run has means alone.
+    - `data`: where the data are, if they were moved.
+    - `quiet`, `device`: of retraining: print nothing; the device ("auto": the recipe's own).
+    - `warn`: called with one line if the data to retrain on have changed since the run's training.
     """
     run, out = expanded(run), expanded(out)
     how = Pruning(fraction, threshold, per_tensor, by, retrain, lr, scale)
@@ -195,10 +203,10 @@ def _check_folder(target: Run, made: Mapping[str, Any]) -> None:
 
 
 def retraining(recipe: Recipe, epochs: int, lr: float | None = None) -> Recipe:
-    """The recipe for some more epochs of what is left.
+    """The recipe for some more epochs of what is left after pruning.
 
-    The rate falls evenly (by one factor an epoch) from `lr` to the one the recipe ended with.
-    Without `lr` it starts at a tenth of the recipe's first one, or at its last where that is more.
+    The rate falls evenly (by one factor per epoch) from `lr` to the one that the recipe ended with.
+    Without `lr` it starts at a tenth of the recipe's first one, or at its last if that is more.
     """
     old = recipe.train
     last = learning_rate(old.epochs - 1, old.lr, old.decay, old.decay_after)
@@ -228,7 +236,10 @@ def _draws(model: Bayesian) -> torch.Generator:
 
 @dataclass(frozen=True)
 class RunCurve:
-    """A run's figure (its name: "valid_perplexity", say) at each fraction or threshold."""
+    """A run's watched figure at each fraction or threshold pruned.
+
+    `figure` is its name: "valid_perplexity", say.
+    """
 
     figure: str
     points: tuple[Pruned, ...]
@@ -253,10 +264,15 @@ def run_curve(
 ) -> RunCurve:
     """The figure that the run's training watched, at each fraction or threshold pruned.
 
-    With `retrain` each pruned network is retrained too, into a folder of its own below `out`: all
-    columns of Graves' Table 2. `split` and `streams` say what to read, otherwise it is what
-    training validated on. The run itself is never changed. `advance` is told every point, and
-    `warn` where the run's data have changed since its training.
+    The run itself is never changed.
+
+    - `fractions`, `thresholds`, `per_tensor`, `by`: as for `pruning_curve`.
+    - `split`, `streams`: what to read; by default what training validated on.
+    - `data`: where the run's data are, if they were moved.
+    - `retrain`, `lr`, `out`: also retrain each pruned network for so many epochs (see
+      `retraining`), into a folder of its own below `out`: all columns of Graves' Table 2.
+    - `advance`: called with every point.
+    - `warn`: called with one line if the run's data have changed since its training.
     """
     require((not retrain or out is not None, "out", "must be given to retrain into"))
     run, folder = expanded(run), None if out is None else expanded(out)

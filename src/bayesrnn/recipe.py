@@ -1,10 +1,10 @@
 """Recipes: frozen dataclasses <-> TOML tables. Strict, and every problem is reported at once.
 
 A recipe has the tables `[data]`, `[model]`, `[dropout]`, `[posterior]`, `[prior]`, `[bayes]` and
-`[train]`. Each is the table of one dataclass. `[data]` says which with `kind` (by default "text"),
-which also decides what `[model]` is. `[posterior]` and `[prior]` say which with `kind`, and may
-instead hold one such table for each name pattern (`[posterior."rnn.*"]`), where the first match
-counts.
+`[train]`. Each is the table of one dataclass. In `[data]`, `kind` says which one (by default
+"text"), which also decides what `[model]` is. In `[posterior]` and `[prior]`, `kind` says which one
+too; instead, they may hold one such table for each name pattern (`[posterior."rnn.*"]`), in which
+the first match counts.
 """
 
 import dataclasses
@@ -90,7 +90,11 @@ MODELS: dict[type[Data], type[Model]] = {
 
 @dataclass(frozen=True)
 class BayesSettings:
-    """Which weights are drawn (name patterns), and how their KL is estimated."""
+    """Which weights are drawn, and how their KL is estimated; a recipe's `[bayes]` table.
+
+    `where` holds name patterns. `kl` is "auto" (exact where there is a closed form), "exact" or
+    "sample".
+    """
 
     where: tuple[str, ...] = ("*",)
     kl: Estimator = "auto"
@@ -101,7 +105,12 @@ class BayesSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run."""
+    """Everything that decides a run: its data, its model, and how the model is trained.
+
+    Each field is a table of the recipe's file; only `data` has no default. The kind of `data`
+    decides that of `model`. `posterior` and `prior` are one object each, or a mapping from name
+    pattern to object, in which the first match counts.
+    """
 
     data: Data
     model: Model = field(default_factory=LanguageSettings)
@@ -143,9 +152,10 @@ def settings_called(name: str) -> list[str]:
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a TOML file, with `table.key=value` overrides applied.
+    """Read the recipe in a TOML file, with `table.key=value` overrides applied.
 
-    Another `kind` of posterior or prior takes out what the file sets and that kind does not have.
+    An override that sets another `kind` of posterior or prior takes out what the file sets and that
+    kind does not have.
     """
     path = expanded(path)
     try:

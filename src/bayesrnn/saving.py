@@ -1,10 +1,10 @@
 """Models on disk: `config.json` and `model.safetensors`, by the wrapped module's own names.
 
-`<name>.loc` and `<name>.scale` (sigma itself) for a drawn weight, `<name>.prior_loc` and
-`<name>.prior_scale` where its prior is its own, `<name>` for any other tensor, so that anyone can
-read a model without this package. For exact resumption see train/checkpoint.py.
+A drawn weight is stored as `<name>.loc` and `<name>.scale` (sigma itself), with `<name>.prior_loc`
+and `<name>.prior_scale` if its prior is its own; any other tensor as `<name>`. So anyone can read a
+model without this package. For exact resumption see train/checkpoint.py.
 
-A pruned weight is stored sparsely, and one that is rounded is coded: see packing.py.
+A pruned weight is stored sparsely, and a rounded one is coded: see packing.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,12 +60,15 @@ TENSORS = "model.safetensors"
 def save(
     model: Bayesian, folder: str | Path, mean_only: bool = False, step: float | None = None
 ) -> None:
-    """Write a model to a folder (a model already there is replaced; anything else is refused).
+    """Save a model to a folder.
 
-    What was pruned takes no room. `mean_only` leaves out the scales and the priors: `load` then
-    gives the plain network with these weights, a `Delta` posterior with a `Uniform` prior. With a
-    `step` every drawn weight's mean is rounded to a multiple of it and coded, and its scales are
-    those of its rows: see compress.py for how to choose one.
+    A model that is already there is replaced; anything else is refused. Pruned weights are stored
+    sparsely.
+
+    - `mean_only`: leave out the scales and the priors. `load` then gives the plain network with
+      these weights: a `Delta` posterior with a `Uniform` prior.
+    - `step`: round every drawn weight's mean to a multiple of it, and code it; its scales become
+      those of its rows. See compress.py for how to choose a step.
     """
     check_bayesian(model)
     path = expanded(folder)
@@ -167,8 +170,8 @@ def _check_kinds(model: Bayesian, mean_only: bool) -> None:
 def load(folder: str | Path, module: nn.Module | None = None) -> Bayesian:
     """Load the model of a folder, in eval mode.
 
-    `folder` holds a saved model, to be filled into a copy of `module`, or is a run's, which knows
-    its own module.
+    `folder` is that of a run, which knows its own module. Otherwise it holds a saved model, which
+    is loaded into a copy of `module`.
     """
     path = expanded(folder)
     again = module is None and (path / "checkpoints").is_dir()
@@ -228,7 +231,7 @@ def load_recipe(run: Path) -> Recipe:
 
 
 def load_vocabulary(run: str | Path) -> Vocabulary:
-    """The vocabulary a run was trained with."""
+    """The vocabulary that a run was trained with; `run` is its folder."""
     return Vocabulary.load(expanded(run) / "vocabulary.json")
 
 

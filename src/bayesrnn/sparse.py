@@ -1,8 +1,8 @@
 """Pruned networks that run on a CPU without their zeros.
 
 `sparse_network` gives the plain network at the posterior mean, for inference: matrices with enough
-zeros are kept as compressed rows. That is meant for batch 1, where reading the weights takes the
-time; benchmarks/pruning.py measures where it pays. `text_reader` takes it where it does for a text.
+zeros are kept as compressed rows. This is meant for batch 1, where reading the weights takes the
+time; benchmarks/pruning.py measures where it pays. `text_reader` uses it where it pays for a text.
 """
 
 import warnings
@@ -28,11 +28,12 @@ PRODUCTS = (torch.float32, torch.float64)
 
 
 def sparse_network(model: Bayesian, at_least: float = 0.75, lstm_from: int = 0) -> nn.Module:
-    """A copy of the wrapped network, at the mean, on the CPU, without gradients.
+    """A copy of the wrapped network without its zeros, at the mean, for inference on a CPU.
 
-    Its `nn.Linear` and `nn.LSTM` layers (of one direction, without projections) are replaced where
-    at least that part of their weights is 0, an `nn.LSTM` only with so many recurrent weights a
-    layer; everything else is as it was, and so are layers with hooks or a forward of their own.
+    It has no gradients. Its `nn.Linear` and `nn.LSTM` layers (of one direction, without
+    projections) are replaced where at least the part `at_least` of their weights is 0; an `nn.LSTM`
+    only if each layer has `lstm_from` recurrent weights or more. Everything else is as it was, and
+    so are layers with hooks or a forward of their own.
     """
     check_bayesian(model)
     require((0 <= at_least <= 1, "at_least", f"must be between 0 and 1, got {at_least}"))

@@ -1,4 +1,4 @@
-"""A module whose chosen weights are drawn from a distribution; `bayesianize` makes one."""
+"""The `Bayesian` module: a network whose chosen weights are drawn from a distribution."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +36,14 @@ T = TypeVar("T")
 
 
 class Bayesian(nn.Module):
-    """A module whose chosen weights are drawn; made by `bayesianize`.
+    """A network whose chosen weights are drawn from a distribution; `bayesianize` makes one.
 
-    In train mode every forward uses a fresh draw, the same for all time steps; in eval mode the
-    mean is used. `weights`, `hold` and `resample` say otherwise. What is kept of a draw is its
-    noise: theta is rebuilt from it in every forward.
+    Call it as you would call the wrapped network, which is its `module`. In train mode every
+    forward uses a fresh draw, the same for all time steps; in eval mode it uses the posterior mean.
+    `weights`, `hold` and `resample` override this. Set `looking` to False to train without looks at
+    the data.
+
+    Only the noise of a draw is kept: theta is rebuilt from it in every forward.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Bayesian(nn.Module):
     # --- drawing --------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's own forward, with its weights drawn or at their mean."""
+        """Run the wrapped module, with its weights drawn or at their mean."""
         # What is exported is one graph. (Older compilers take `is_exporting()` for true anywhere.)
         # What nobody compiles needs no compiler, which takes a second to import.
         if torch.compiler._is_exporting_flag or not torch.compiler.is_dynamo_compiling():
@@ -98,7 +101,11 @@ class Bayesian(nn.Module):
 
     @contextmanager
     def weights(self, which: Literal["mean", "sample"]) -> Iterator[None]:
-        """Use the posterior mean, or one draw held for the whole block, whatever the train mode."""
+        """Use the posterior mean, or one draw, for the whole block, in train and in eval mode.
+
+        `which` is "mean" or "sample". A draw that is still to be used afterwards (inside `hold`, or
+        after `resample`) comes back at the end of the block.
+        """
         if which not in ("mean", "sample"):
             raise ValueError(f'weights must be "mean" or "sample", got {which!r}')
         before = (self._mode, self._holding, self._keep)
@@ -121,7 +128,7 @@ class Bayesian(nn.Module):
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep one draw over all forwards of the block (in train mode)."""
+        """Use one draw for all forwards of the block (in train mode)."""
         before = self._holding
         self._holding = True
         try:
@@ -137,15 +144,17 @@ class Bayesian(nn.Module):
         around: Literal["draw", "mean"] = "draw",
         looks: int = 1,
     ) -> None:
-        """Draw now; the next forward (all of them inside `hold`) uses this draw.
+        """Draw the weights now, for the next forward; inside `hold`, for all forwards.
 
-        `nll` runs the model on the batch at hand and returns its mean loss: posteriors that look at
-        the data (sharpened ones) need it in training, the others ignore it; without it, in eval
-        mode, or with `looking` off, they give the draw that has not looked. `around` the "mean" is
-        without noise before that look. With several `looks`, which is not in the paper, each is
-        taken where those before it have led, and their average counts. `generator` must be on the
-        weights' device; without it the draw comes from torch's own, and differs between the ranks
-        of a process group.
+        - `nll`: runs the model on the batch at hand and returns its mean loss. Posteriors that look
+          at the data (sharpened ones) need it in training; the others ignore it. In eval mode
+          without `nll`, and in training with `looking` off, they give a draw that has not looked.
+        - `generator`: must be on the weights' device. Without it the draw comes from torch's own
+          generator, and differs between the ranks of a process group.
+        - `around`: where the look is taken: at the "draw", or at the "mean", without noise before
+          the look.
+        - `looks`: how many looks are taken, each where those before it have led; the average of
+          their gradients counts. More than one is not in the paper.
         """
         # As in `forward`; asked first, so that a compiler reads no more than that.
         compiled = torch.compiler.is_dynamo_compiling() or "torch._dynamo" in sys.modules
@@ -192,9 +201,10 @@ class Bayesian(nn.Module):
 
     @untraced
     def prepare(self) -> None:
-        """Make the weights of the next forward now: a KL asked for before it then finds what it
-        needs of them. Where what they are made of changes before that forward, they are made
-        again."""
+        """Make the weights of the next forward now: a KL asked for before it finds what it needs.
+
+        If what they are made of changes before that forward, they are made again.
+        """
         self.binding.place_weights()
         weights = self._weights()
         self._ready = self._made_of(), [block.noise for block in self.each_block()], weights
@@ -283,13 +293,13 @@ class Bayesian(nn.Module):
             self._look = Look(nll, factor, noise)
 
     def forget_draw(self) -> None:
-        """The next forward draws anew, and there is no KL until then."""
+        """Drop the present draw: the next forward draws anew, and there is no KL until then."""
         self._keep = self._drawn = self._looked = False
         self._look, self._ready = None, None
 
     def redraw_look(self, generator: torch.Generator | None = None) -> None:
-        """Another theta of the present look: the same phi and the same step, other noise around
-        (`evaluate_sharpened` weighs several)."""
+        """Draw theta again for the present look: the same phi and the same step, with other noise
+        around them. `evaluate_sharpened` weighs several such draws."""
         for block in self.each_block():
             if block.posterior.looks_at_data and block.noise is not None:
                 drawn = block.posterior.look_noise(block.noise, generator)
@@ -322,12 +332,14 @@ class Bayesian(nn.Module):
 
     @property
     def look(self) -> Look | None:
-        """The last look at the data, where the gradient is to go through it."""
+        """The last look at the data if the gradient is to go through it, otherwise None."""
         return self._look
 
     def bend(self, look: Look, local: float) -> None:
-        """Add to the gradients what comes through a look at the batch (the second order of
-        sharpening)."""
+        """Add to the gradients what comes through a look at the batch (sharpening's second order).
+
+        `local` is the weight of the KL that the batch is charged for its look.
+        """
         self.join()
         look_too = {p for block in look.noise for p in block.parameters()}
         others = [p for p in self.parameters() if p.requires_grad and p not in look_too]
@@ -337,10 +349,12 @@ class Bayesian(nn.Module):
 
     @untraced
     def kl(self, estimator: Estimator = "auto") -> Tensor:
-        """KL[q || p] in nats, summed over all weights, at the last forward's draw.
+        """KL[q || p] in nats, summed over all drawn weights, at the last forward's draw.
 
-        "auto" is exact for each block that has a closed form and one-sample otherwise. Priors set
-        to "fit" are first moved to their optimum for the weights as they are now.
+        `estimator` is "auto" (exact for each block that has a closed form, otherwise from one
+        sample), "exact" or "sample". Priors set to "fit" are first moved to their optimum for the
+        present weights. Call it in train mode or inside `weights("sample")`, after a forward or
+        `resample`: at the mean there is no draw, and it raises an error.
         """
         if self._mode == "mean" or not self._drawn:
             raise RuntimeError(
@@ -354,15 +368,16 @@ class Bayesian(nn.Module):
 
     @untraced
     def local_kl(self) -> Tensor | None:
-        """What a batch is charged in full for having been looked at (Fortunato 2017, eq. 9); None
-        where no posterior looks."""
+        """The KL charged in full for a look (Fortunato 2017, eq. 9); None if no posterior looks."""
         terms = [local_kl_of(b) for b in self.each_block() if b.posterior.looks_at_data]
         return _total(terms) if terms else None
 
     def local_log_ratio(self) -> Tensor | None:
-        """log q(theta | phi, batch) - log p(theta | phi) at the present draw, whose expectation
-        `local_kl` is: what draws are weighed by (`evaluate_sharpened`); None where no posterior
-        looks."""
+        """log q(theta | phi, batch) - log p(theta | phi) at the present draw.
+
+        Its expectation is `local_kl`; `evaluate_sharpened` weighs draws by it. None if no posterior
+        looks.
+        """
         terms = [local_log_ratio_of(b) for b in self.each_block() if b.posterior.looks_at_data]
         return _total(terms) if terms else None
 
@@ -380,17 +395,17 @@ class Bayesian(nn.Module):
             hyper.fit([loc for loc, _ in moments], [scale for _, scale in moments])
 
     def charges(self) -> list[Charge]:
-        """The terms of the last `kl()`, one a block."""
+        """The terms of the last `kl()`, one per block."""
         return [block.last_charge for block in self.each_block() if block.last_charge is not None]
 
     @contextmanager
     def charged(
         self, charges: Sequence[Charge], weight: float | Tensor, local: float
     ) -> Iterator[None]:
-        """The KL of those charges, times `weight`, and `local` times what the batch is charged in
-        full, is added to what the backward pass inside gives.
+        """Add the KL's gradient in the backward pass inside the block (`FreeEnergy` uses it).
 
-        Both gradients then take one pass over the weights together (`FreeEnergy` uses it).
+        The KL of `charges` counts `weight` times, and what the batch is charged in full `local`
+        times. The gradients of the loss and of the KL then take one pass over the weights together.
         """
         for block, charge in zip(self.each_block(), charges, strict=True):
             block.charge = replace(charge, weight=weight, local=local)
@@ -407,7 +422,7 @@ class Bayesian(nn.Module):
 
     @contextmanager
     def one_sequence(self) -> Iterator[None]:
-        """The backward pass inside is that of one sequence's loss (`FreeEnergy` uses it)."""
+        """Take the backward pass inside as that of one sequence's loss (`FreeEnergy` uses it)."""
         for block in self.each_block():
             block.one_sequence = True
         try:
@@ -426,14 +441,17 @@ class Bayesian(nn.Module):
         stream: torch.cuda.Stream | None = None,
         aligned: bool = True,
     ) -> Iterator[None]:
-        """Run faster inside, with the same maths; for modules that use their layers by calling
-        them (one that reads a layer's weight itself is told so).
+        """Run faster inside the block, with the same maths.
 
-        `dtype` (bfloat16, say) is what the module computes in; what is learnt stays as it is.
-        `compiled` makes each pass over the weights one kernel. Given a second `stream`, such passes
-        run there where nothing waits for them: call `join` before the gradients are used.
-        `aligned` weights lie where tensor cores like them best; a CPU has none, and would pass over
-        whole weights then, not over pieces that stay in its cache.
+        It is for modules that use their layers by calling them; one that reads a layer's weight
+        itself gets an error that says so.
+
+        - `dtype`: what the module computes in (bfloat16, say). What is learnt keeps its own dtype.
+        - `compiled`: make each pass over the weights one kernel.
+        - `stream`: a second stream, on which such passes run where nothing waits for them. Call
+          `join` before you use the gradients.
+        - `aligned`: lay the weights where tensor cores read them best. A CPU has none, and would
+          then pass over whole weights instead of pieces that stay in its cache.
         """
         before = self._tuning
         for block in self.each_block():
@@ -451,7 +469,7 @@ class Bayesian(nn.Module):
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """On the second stream, where `tuned` was given one."""
+        """Run inside the block on the second stream, if `tuned` was given one."""
         with beside(self._tuning.stream):
             yield
 
@@ -468,8 +486,10 @@ class Bayesian(nn.Module):
     # --- what there is --------------------------------------------------------------------------
 
     def moments(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Mean and standard deviation (None for a point) of each drawn weight, by its name; both 0
-        where it was pruned."""
+        """The mean and standard deviation of each drawn weight, by name.
+
+        The standard deviation of a point is None; both are 0 where a weight was pruned.
+        """
         return {
             name: moment for block in self.each_block() for name, moment in block.moments().items()
         }
@@ -481,35 +501,35 @@ class Bayesian(nn.Module):
 
     @property
     def full_count(self) -> int:
-        """The same with the pruned ones."""
+        """How many weights are drawn, with the pruned ones."""
         return sum(block.layout.count for block in self.each_block())
 
     @property
     def all_points(self) -> bool:
-        """Whether no weight has a spread."""
+        """Whether no weight has a spread: all posteriors are `Delta`."""
         return all(isinstance(block.posterior, Delta) for block in self.each_block())
 
     @property
     def draws_differ(self) -> bool:
-        """Whether they do: some weight has a spread, or a mask is drawn at test, too."""
+        """Whether draws differ: some weight has a spread, or a mask is drawn at test, too."""
         masked = any(mask.rate > 0 and mask.at_test for mask in self._masks)
         return masked or not self.all_points
 
     @property
     def has_description_length(self) -> bool:
-        """Whether the KL is a number of nats, not one up to a constant (Delta, Uniform)."""
+        """Whether the KL is known in nats, not only up to a constant (Delta, Uniform)."""
         return all(
             block.posterior.proper and self.hyper(block).prior.proper for block in self.each_block()
         )
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether some posterior does (sharpening)."""
+        """Whether some posterior looks at the data (sharpening)."""
         return any(block.posterior.looks_at_data for block in self.each_block())
 
     @property
     def per_sequence(self) -> bool:
-        """Whether some posterior wants the gradients of single sequences (Fisher estimate)."""
+        """Whether some posterior needs the gradients of single sequences (Fisher estimate)."""
         return any(block.posterior.per_sequence for block in self.each_block())
 
     @property
@@ -518,17 +538,19 @@ class Bayesian(nn.Module):
         return any(block.posterior.second_order for block in self.each_block())
 
     def hyper(self, block: Block) -> Hyper:
-        """The block's prior with its present values."""
+        """The prior of a block, with its present values."""
         hyper = self.priors[block.prior]
         assert isinstance(hyper, Hyper)
         return hyper
 
     def each_block(self) -> Iterator[Block]:
+        """The blocks: weights of one layer that share a posterior and a prior."""
         for block in self.blocks:
             assert isinstance(block, Block)
             yield block
 
     def each_prior(self) -> Iterator[Hyper]:
+        """The prior objects, with their present values."""
         for hyper in self.priors:
             assert isinstance(hyper, Hyper)
             yield hyper

@@ -1,4 +1,4 @@
-"""Any module made Bayesian: chosen parameters are drawn from a distribution.
+"""Make any module Bayesian: chosen parameters are drawn from a distribution.
 
 `bayesianize` takes a plain `nn.Module` and returns a `Bayesian` with the same call signature. There
 are no Bayesian layers: before the wrapped module runs, its weights are set to a draw (or the mean).
@@ -38,19 +38,20 @@ def bayesianize(
     input_axis: Mapping[str, int | None] | None = None,
     generator: torch.Generator | None = None,
 ) -> Bayesian:
-    """Make `module` Bayesian: the weights chosen by `where` become draws from `posterior`.
+    """Make a copy of `module` Bayesian: weights chosen by `where` are drawn from `posterior`.
 
-    The module is copied; the one given stays as it is. Means start at its present weights, so a
-    trained network becomes Bayesian in one line. Parameters that do not require gradients stay
-    ordinary, as do those `where` does not choose: a predicate on (name, parameter), a name pattern
-    such as "rnn.*", or several. `posterior` and `prior` are each one object (default: `Gaussian()`
-    and `ScaleMixture()`) or a mapping from name pattern to object, where the first match counts. An
-    object that covers several weights is one object: what it fits, it fits over all of them.
+    The module itself stays as it is. The means start at its present weights, so a trained network
+    becomes Bayesian in one line. If the network is compiled, in whole or in part, the copy is not:
+    compile the model instead.
 
-    Of a network that is compiled, in whole or in part, the copy is not: compile the model.
-
-    `input_axis` overrides, by name pattern, which axis of a weight holds its input units (the
-    groups of a grouped prior); see `default_input_axis`.
+    - `posterior`, `prior`: one object each (default: `Gaussian()` and `ScaleMixture()`), or a
+      mapping from name pattern to object, in which the first match counts. One object that covers
+      several weights stays one object: what it fits, it fits over all of them.
+    - `where`: a name pattern such as "rnn.*", several of them, or a predicate on (name, parameter).
+      Parameters that it does not choose, and those that do not require gradients, stay ordinary.
+    - `input_axis`: overrides, by name pattern, which axis of a weight holds its input units (the
+      groups of a grouped prior); see `default_input_axis`.
+    - `generator`: what sigmas that start at random come from; torch's own generator by default.
 
     >>> model = bayesianize(nn.Linear(3, 2), where="weight")
     >>> model(torch.zeros(1, 3)).shape, model.weight_count
@@ -117,9 +118,10 @@ def assembled(
 
 
 def with_prior(model: Bayesian, prior: Prior | Mapping[str, Prior]) -> Bayesian:
-    """A copy of a model with another prior; what was learnt stays. With `Normal("start", "start")`
-    what was learnt is the prior from here on, so that training with further data, and these alone,
-    goes on as Bayes' rule has it (Nguyen et al. 2018).
+    """A copy of `model` with another prior; what it has learnt stays.
+
+    With `Normal("start", "start")`, what the model has learnt is the prior from here on, so that
+    training on further data, and on these alone, follows Bayes' rule (Nguyen et al. 2018).
 
     `prior` is one object or a mapping from name pattern to object, as for `bayesianize`; the
     weights of one layer share one.
@@ -237,11 +239,12 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def default_input_axis(owner: nn.Module, parameter: Tensor) -> int | None:
-    """Which axis holds the input units, whose outgoing weights a grouped prior takes together.
+    """The axis of the input units, whose outgoing weights a grouped prior takes together.
 
-    The one rule here that looks at a layer's type: an embedding's words are its rows, and a
+    This is the one rule here that looks at a layer's type: an embedding's words are its rows, and a
     transposed convolution has its inputs first; all others (Linear, recurrent, Conv) have the
-    outputs first and the inputs second. A vector (a bias) has no input units: it is one group.
+    outputs first and the inputs second. A vector (a bias) has no input units (None): it is one
+    group.
     """
     if parameter.dim() < 2:
         return None

@@ -1,6 +1,6 @@
 """What each weight costs: the KL of a model, taken apart weight by weight (Graves 2011, Fig. 3).
 
-By the KL's own functions, mapped over single weights, so that the costs sum to it.
+It maps the KL's own functions over single weights, so that the costs sum to the KL.
 """
 
 import math
@@ -26,12 +26,13 @@ def weight_bits(
     generator: torch.Generator | None = None,
     names: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The bits each drawn weight costs, by name (all, or those in `names`); 0 where it was pruned.
+    """The bits that each drawn weight costs, by name; 0 for a pruned weight.
 
-    Exact where the KL has a closed form; otherwise the entropy is, and log p is averaged over
-    `samples` draws. They sum to the expected KL. Weights without a description length (Delta,
-    Uniform) are left out. With a prior that takes groups together, what does not depend on the
-    single weight is shared equally by its group, so that one of them may come out below 0.
+    `names` limits the result to those weights. Where the KL has a closed form, the bits are exact;
+    otherwise the entropy is, and log p is averaged over `samples` draws. The bits sum to the
+    expected KL. Weights without a description length (Delta, Uniform) are left out. If a prior
+    takes groups of weights together, what does not depend on the single weight is shared equally by
+    its group, so that a weight may come out below 0.
 
     >>> from bayesrnn import Gaussian, Normal, bayesianize
     >>> net = torch.nn.Linear(2, 1, bias=False)

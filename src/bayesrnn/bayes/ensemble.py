@@ -1,4 +1,4 @@
-"""Networks that were trained apart, as one."""
+"""Several separately trained networks that answer as one."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,12 +10,12 @@ from bayesrnn.errors import require
 
 
 class Ensemble(nn.Module):
-    """Several models that answer together: their distributions are averaged (Lakshminarayanan et
-    al. 2017), each by its mean, or by draws of its own where it has any.
+    """Models that answer together: their distributions are averaged (Lakshminarayanan et al. 2017).
 
-    What reads a model (`predict`, `evaluate_text`, `text_uncertainty` and the like) reads an
-    ensemble as well; `samples` is then the number of draws of each member, and what they disagree
-    about is epistemic.
+    `predict`, `evaluate_text`, `text_uncertainty` and the like take an ensemble in place of a
+    model. Each member answers by its mean, or by draws of its own where it has any; `samples` is
+    then the number of draws of each member. What the members or their draws disagree about is
+    epistemic.
 
     >>> import bayesrnn as br, torch
     >>> ensemble = Ensemble([br.bayesianize(nn.Linear(3, 4)) for _ in range(5)])
@@ -33,7 +33,7 @@ class Ensemble(nn.Module):
 
     @property
     def draws_differ(self) -> bool:
-        """Whether those of some member do."""
+        """Whether the draws of some member differ."""
         return any(member.draws_differ for member in members_of(self))
 
 

@@ -16,13 +16,15 @@ def plain_network(
     weights: Literal["mean", "sample"] = "mean",
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """A copy of the wrapped network that knows nothing of this package: its weights are ordinary
-    parameters again, under their old names, at the posterior mean or at one draw.
+    """A copy of the wrapped network as a plain module, at the posterior mean or at one draw.
 
-    It is what to deploy or export (`torch.export`, ONNX), to train on as a plain network, or, of
-    several draws, to run apart. It is a copy, where the model is, in eval mode; neither follows the
-    other. Pruned weights are 0. A draw is of the weights alone, without dropout masks; it comes
-    from the `generator` (on the weights' device), or from torch's own.
+    Nothing Bayesian is left in it: its weights are ordinary parameters again, under their old
+    names. Use it to deploy or export (`torch.export`, ONNX), to train on as a plain network, or to
+    run several draws apart. The copy is on the model's device, in eval mode; a change of one does
+    not reach the other. Pruned weights are 0.
+
+    `weights` is "mean" or "sample". A draw is of the weights alone, without dropout masks; it comes
+    from `generator` (on the weights' device), or from torch's own.
 
     >>> from bayesrnn.bayes.bayesianize import bayesianize
     >>> plain_network(bayesianize(nn.Linear(3, 2)))

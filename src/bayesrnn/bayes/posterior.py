@@ -1,13 +1,14 @@
-"""What the weights are drawn from: q(theta).
+"""What the weights are drawn from: the posterior q(theta).
 
 Every posterior here is a location-scale family over one flat block of weights,
-theta = loc + scale * eps, one independent eps a weight. A posterior is a frozen, stateless
-dataclass (a recipe's `[posterior]` table is one); the tensors it speaks of live in the block and
-are handed to it, so that the eager path and a compiled one call the very same methods.
+theta = loc + scale * eps, with one independent eps per weight. A posterior is a frozen, stateless
+dataclass (a recipe's `[posterior]` table is one). The tensors that it works on live in the block
+and are passed to it, so that the eager path and a compiled one call the very same methods.
 
-Build: the dataclass. State: `init`. Use: `noise`, `draw`, `mean`, `std`; with a look at the data
-`look_noise`, `refine`.
-Gradients: `lift` (of theta to that of loc and scale) and `chain` (on to the learnt tensors).
+- Build: the dataclass.
+- State: `init`.
+- Use: `noise`, `draw`, `mean`, `std`; with a look at the data also `look_noise`, `refine`.
+- Gradients: `lift` (from theta to loc and scale) and `chain` (on to the learnt tensors).
 """
 
 import functools
@@ -71,26 +72,34 @@ if hasattr(os, "register_at_fork"):  # a forked process has the pool, but not it
 
 
 class Posterior(ABC):
-    """The base of all posteriors: the methods that a block calls. All tensors are flat and of one
-    length (but see `further`)."""
+    """The base class of posteriors: the methods that a block of weights calls.
+
+    `parameters` are the learnt tensors, by name; `noise` is what is random in the present draw. All
+    tensors are flat and of one length (but see `further`).
+    """
 
     kind: ClassVar[str]
     looks_at_data: ClassVar[bool] = False
-    """Whether `refine` wants the gradient of the batch's loss at the draw (sharpening)."""
+    """Whether `refine` needs the gradient of the batch's loss at the draw (sharpening)."""
     further: ClassVar[tuple[str, ...]] = ()
-    """What else is learnt, a number a weight tensor, from 0 on; it does not show in mean and
-    standard deviation (so it is saved apart). The methods see one number, or the numbers spread
-    over the weights."""
+    """The names of what else is learnt: one number per weight tensor, which starts at 0.
+
+    These numbers do not show in the mean and the standard deviation, so they are saved apart. The
+    methods get one number, or the numbers spread over the weights.
+    """
     proper: ClassVar[bool] = True
-    """Whether q has a density, so that bits can be spent on its weights."""
+    """Whether q has a density, so that its weights have a cost in bits."""
 
     @property
     def second_order(self) -> bool:
-        """Whether the gradient goes through what `refine` was given, too (`bend`)."""
+        """Whether the gradient also goes through what `refine` was given (see `bend`)."""
         return False
 
     def bend(self, parameters: Tensors, noise: Tensors, gradient: Tensor, local: float) -> Tensor:
-        """d objective / d (the gradient that `refine` was given)."""
+        """d objective / d (the gradient that `refine` was given).
+
+        `gradient` is that of the loss at theta, and `local` the weight of `local_kl`.
+        """
         raise TypeError(f"a {self.kind} posterior does not look at the data")
 
     @property
@@ -100,7 +109,7 @@ class Posterior(ABC):
 
     @property
     def per_sequence(self) -> bool:
-        """Whether `pull` wants the gradient of one sequence at a time (Graves, eq. 17)."""
+        """Whether `pull` needs the gradient of one sequence at a time (Graves 2011, eq. 17)."""
         return False
 
     @abstractmethod
@@ -109,7 +118,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def noise(self, parameters: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """What is random in one draw; what a block holds between forwards."""
+        """What is random in one draw, by name; a block keeps it between forwards."""
 
     @abstractmethod
     def draw(self, parameters: Tensors, noise: Tensors) -> Tensor:
@@ -119,35 +128,39 @@ class Posterior(ABC):
     def lift(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The gradient with respect to theta, turned into that of (loc, scale)."""
+        """Turn the gradient with respect to theta into that with respect to (loc, scale)."""
 
     @abstractmethod
     def chain(
         self, parameters: Tensors, d_loc: Tensor, d_scale: Tensor | None
     ) -> dict[str, Tensor]:
-        """The gradient with respect to (loc, scale), turned into that of the learnt tensors."""
+        """Turn the gradient with respect to (loc, scale) into that of the learnt tensors."""
 
     @abstractmethod
     def std(self, parameters: Tensors) -> Tensor | None:
-        """The standard deviation of each weight; None where there is none."""
+        """The standard deviation of each weight; None if there is none."""
 
     @abstractmethod
     def restore(self, loc: Tensor, scale: Tensor | None) -> dict[str, Tensor]:
-        """The learnt tensors that have this mean and scale: the inverse of `mean`, `std`."""
+        """The learnt tensors that have this mean and scale: the inverse of `mean` and `std`."""
 
     def mean(self, parameters: Tensors) -> Tensor:
+        """The mean of each weight."""
         return parameters["loc"]
 
     def pull(self, parameters: Tensors, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
-        """The gradient with respect to theta, pulled back to the learnt tensors."""
+        """Pull the gradient with respect to theta back to the learnt tensors."""
         own = self.chain(parameters, *self.lift(parameters, noise, gradient))
         return own | self.pull_further(parameters, noise, gradient, 0.0)
 
     def pull_further(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor | None, local: float
     ) -> dict[str, Tensor]:
-        """The gradient of the `further` numbers, still to be summed over the weights: of the loss,
-        and `local` times that of `local_kl`. Without those that this draw does not depend on."""
+        """The gradient of the `further` numbers, still to be summed over the weights.
+
+        It is that of the loss, plus `local` times that of `local_kl`. Numbers that this draw does
+        not depend on are left out.
+        """
         return {}
 
     def local_kl(self, parameters: Tensors, noise: Tensors) -> Tensor:
@@ -155,16 +168,15 @@ class Posterior(ABC):
         return parameters["loc"].new_zeros(())
 
     def local_log_ratio(self, parameters: Tensors, noise: Tensors) -> Tensor:
-        """log q - log p of this very draw, whose expectation `local_kl` is, summed."""
+        """log q - log p of this very draw, summed; its expectation is `local_kl`."""
         return self.local_kl(parameters, noise)
 
     def pull_local(self, parameters: Tensors, noise: Tensors, local: float) -> Tensor | None:
-        """`local` times the gradient of `local_kl` with respect to the scale; None where there is
-        none."""
+        """`local` times the gradient of `local_kl` with respect to the scale, or None."""
         return None
 
     def move(self, phi: Tensor, parameters: Tensors, noise: Tensors) -> Tensor:
-        """theta, from the draw phi that does not look at the data."""
+        """theta, from phi, the draw that has not looked at the data."""
         return phi
 
     def look_noise(self, noise: Tensors, generator: torch.Generator | None) -> dict[str, Tensor]:
@@ -172,16 +184,18 @@ class Posterior(ABC):
         return dict(noise)
 
     def refine(self, noise: Tensors, gradient: Tensor) -> dict[str, Tensor]:
-        """The noise after a look at the batch: `gradient` is that of its mean loss at the draw (of
-        several looks, the average)."""
+        """The noise after a look at the batch.
+
+        `gradient` is that of the batch's mean loss at the draw (with several looks, their average).
+        """
         return dict(noise)
 
 
 @dataclass(frozen=True)
 class Delta(Posterior):
-    """A point: the ordinary network (Graves 2011, Section 5.1).
+    """A point: the weights of an ordinary network (Graves 2011, Section 5.1).
 
-    With a prior it is penalised maximum likelihood: Normal gives weight decay, Laplace L1.
+    With a prior, training is penalised maximum likelihood: Normal gives weight decay, Laplace L1.
     """
 
     kind: ClassVar[str] = "delta"
@@ -217,14 +231,14 @@ class Delta(Posterior):
 class Gaussian(Posterior):
     """Independent Gaussians, theta = mu + sigma * eps (Fortunato 2017, Algorithm 2).
 
-    `scale` is where sigma starts: a number, or (low, high) for sigma = softplus(rho) with rho
-    uniform between the two. Learnt, sigma = softplus(rho) + 1e-5. With `learn_scale=False`
-    sigma stays at the number: weight noise (Graves 2011, Section 5.2); 0 is allowed there and
-    then every draw is the mean and the KL is infinite (for a penalised point, use Delta).
-
-    `estimator` says how sigma gets its gradient from the loss: "reparameterised" (unbiased,
-    through the draw) or "fisher" (Graves' eq. 12, which needs one gradient a sequence:
-    `FreeEnergy`'s `loss.backward()` provides them from a vector of losses).
+    - `scale`: where sigma starts: a number, or a range (low, high), within which sigma =
+      softplus(rho) starts at random, uniform in rho.
+    - `learn_scale`: learn sigma, as softplus(rho) + 1e-5. With False, sigma stays at the number:
+      weight noise (Graves 2011, Section 5.2). It may then be 0, so that every draw is the mean and
+      the KL is infinite (for a penalised point, use `Delta`).
+    - `estimator`: how sigma gets its gradient from the loss: "reparameterised" (unbiased, through
+      the draw) or "fisher" (Graves' eq. 12). "fisher" needs one gradient per sequence: pass
+      `FreeEnergy` a vector of losses, and call `loss.backward()`.
     """
 
     scale: float | tuple[float, float] = 0.05

@@ -1,14 +1,21 @@
-"""What the weights are measured against: p(theta).
+"""What the weights are measured against: the prior p(theta).
 
-A prior is a frozen, stateless dataclass (a recipe's `[prior]` table is one). Each of its
-parameters is a number, or "fit" (the closed-form optimum over all weights the object covers,
-taken anew for every update: Graves 2011, eqs. 7, 8, 15), or "learn" (by gradient, together with
-the posterior), or, where it can be, "start" (each weight's own: where it began). The current
-values come to its methods as `values`, numbers or 0-d tensors; those of the start are as `theta`.
+A prior is a frozen, stateless dataclass (a recipe's `[prior]` table is one). Each of its parameters
+is one of these:
 
-Build: the dataclass. State: `domains`, `start`. Use: `log_prob`, `score`, `fit`; where a prior
-takes whole groups of weights together, `gather`, `sums` and `settle` let it see a weight piece by
-piece.
+- a number
+- "fit": the closed-form optimum over all weights that the object covers, recomputed each time the
+  KL is computed (Graves 2011, eqs. 7, 8, 15)
+- "learn": learnt by gradient, together with the posterior
+- "start", where the prior allows it: a value for each weight, from where it began
+
+The methods get the current values as `values`: numbers or 0-d tensors, and those of "start" with
+the shape of `theta`.
+
+- Build: the dataclass.
+- State: `domains`, `start`.
+- Use: `log_prob`, `score`, `fit`. A prior that takes whole groups of weights together has `gather`,
+  `sums` and `settle` too, so that it can see a weight piece by piece.
 """
 
 import math
@@ -48,35 +55,35 @@ def _positive(scale: Tensor) -> Tensor:
 
 
 class Prior(ABC):
-    """The base of all priors: the methods that a KL term calls.
+    """The base class of priors: the methods that a KL term calls.
 
-    `theta` has the weight's own shape; `axis` is the axis of the input units of that weight (None:
-    it has none, as a bias), and only a grouped prior looks at it.
+    `theta` has the weight's own shape. `axis` is the axis of the weight's input units (None if it
+    has none, as a bias), and only a grouped prior looks at it.
     """
 
     kind: ClassVar[str]
     domains: ClassVar[Mapping[str, Domain]]
-    """The parameters a value may be fitted or learnt for, and where they live."""
+    """The parameters that may be fitted or learnt, and the domain of each."""
     start: ClassVar[Mapping[str, float]]
     """Where a learnt parameter starts."""
     from_start: ClassVar[tuple[str, ...]] = ()
-    """The parameters that may be each weight's own, from where it began."""
+    """The parameters that may be "start": a value for each weight, from where it began."""
     proper: ClassVar[bool] = True
-    """Whether it can be normalised, so that bits can be counted against it."""
+    """Whether the prior can be normalised, so that bits can be counted against it."""
 
     @abstractmethod
     def log_prob(self, theta: Tensor, axis: int | None, values: Values) -> Tensor:
-        """log p(theta), summed."""
+        """log p(theta), summed over the weights."""
 
     @abstractmethod
     def score(
         self, theta: Tensor, axis: int | None, values: Values, precision: Tensor | None = None
     ) -> Tensor:
-        """d log p / d theta; `precision` is what `settle` found, where groups reach over rows."""
+        """d log p / d theta; `precision` is what `settle` found, if groups reach over rows."""
 
     @property
     def grouped(self) -> bool:
-        """Whether weights are taken together in groups: `sums` and `settle` are there."""
+        """Whether weights are taken together in groups, and `sums` and `settle` exist."""
         return False
 
     def reaches(self, shape: torch.Size, axis: int | None) -> bool:
@@ -84,12 +91,14 @@ class Prior(ABC):
         return False
 
     def group_size(self, shape: torch.Size, axis: int | None) -> int:
-        """How many weights are taken together."""
+        """How many weights a group has."""
         return 1
 
     def gather(self, values: Tensor, axis: int | None) -> Tensor:
-        """The sum over each group of some rows, broadcastable to them; adds up over rows where the
-        prior reaches over them."""
+        """The sum over each group of some rows, broadcastable to them.
+
+        Where the prior reaches over rows, the sums of several pieces add up.
+        """
         raise TypeError(f"a {self.kind} prior has no groups")
 
     def sums(self, theta: Tensor, axis: int | None) -> Tensor:
@@ -97,15 +106,19 @@ class Prior(ABC):
         return self.gather(theta.square(), axis)
 
     def settle(self, sums: Tensor, count: int | Tensor, values: Values) -> tuple[Tensor, Tensor]:
-        """log p, summed, and the precision of each group, from the sums of `count` weights each
-        (a tensor where groups differ)."""
+        """log p, summed, and the precision of each group, from the sums of `count` weights each.
+
+        `count` is a tensor where groups differ in size.
+        """
         raise TypeError(f"a {self.kind} prior has no groups")
 
     def fit(
         self, means: Sequence[Tensor], scales: Sequence[Tensor | None], values: Values
     ) -> dict[str, Tensor]:
-        """The optimum of the parameters set to "fit", for these posterior means and scales (means:
-        of the distance from the start, where `loc` is there)."""
+        """The optimum of the parameters set to "fit", for these posterior means and scales.
+
+        Where `loc` is "start", `means` are those of the distance from the start.
+        """
         raise Invalid(
             [
                 (name, f'of {self.kind} has no closed-form optimum: set a number or "learn"')
@@ -114,7 +127,7 @@ class Prior(ABC):
         )
 
     def named(self, word: Literal["fit", "learn", "start"]) -> list[str]:
-        """The parameters set to this word.
+        """The parameters that are set to this word.
 
         >>> Normal(loc=0.0, scale="fit").named("fit")
         ['scale']
@@ -142,9 +155,9 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Prior):
-    """The same everywhere (improper): maximum likelihood, or plain weight noise.
+    """The same density everywhere (improper): maximum likelihood, or plain weight noise.
 
-    log p is taken as 0, so that with a learnt Gaussian the KL is minus its entropy, not 0.
+    log p is taken as 0, so with a learnt Gaussian the KL is minus its entropy, not 0.
     """
 
     kind: ClassVar[str] = "uniform"
@@ -163,11 +176,12 @@ class Uniform(Prior):
 
 @dataclass(frozen=True)
 class Normal(Prior):
-    """A Gaussian around `loc` (Graves 2011, eqs. 8, 13-15).
+    """A Gaussian around `loc` with the standard deviation `scale` (Graves 2011, eqs. 8, 13-15).
 
-    `Normal("start", "start")` is what the model began with, its posterior at that time: of a
-    trained model (`with_prior`) what it had learnt by then. With `loc` alone from the start (the
-    L2-SP of Li et al. 2018) weights are held near those of a network that was trained before.
+    Each is a number, "fit", "learn" or "start"; `scale` can be "start" only if `loc` is.
+    `Normal("start", "start")` is the posterior that the model began with; for a trained model
+    (`with_prior`), what it had learnt by then. With `loc` alone at "start" (the L2-SP of Li et al.
+    2018), weights are held near those of a network that was trained before.
     """
 
     loc: OwnSetting = 0.0
@@ -210,7 +224,11 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class Laplace(Prior):
-    """exp(-|theta - loc| / scale) / (2 scale): L1 regularisation (Graves 2011, eq. 7)."""
+    """exp(-|theta - loc| / scale) / (2 scale): L1 regularisation (Graves 2011, eq. 7).
+
+    `loc` is a number, "fit", "learn" or "start", `scale` a number, "fit" or "learn". "fit" needs a
+    `Delta` posterior.
+    """
 
     loc: OwnSetting = 0.0
     scale: Setting = 1.0
@@ -247,12 +265,17 @@ class Laplace(Prior):
 
 @dataclass(frozen=True)
 class ScaleMixture(Prior):
-    """Two zero-mean Gaussians, one wide and one narrow (Fortunato 2017, eq. 18).
+    """A mixture of two zero-mean Gaussians, one wide and one narrow (Fortunato 2017, eq. 18).
 
-    `group` says what one choice between the two covers: each "weight" (eq. 18 as it is written),
-    all weights leaving one "input" unit (what the published numbers were made with, and what
-    works), or a whole "tensor". With S the sum of squares of a group of n weights, component k
-    has log pi_k - n log(sigma_k sqrt(2 pi)) - S / (2 sigma_k^2).
+    - `pi`: the weight of the wide one.
+    - `sigma1`, `sigma2`: the standard deviations of the wide and of the narrow one. All three are
+      numbers or "learn".
+    - `group`: what one choice between the two covers: each "weight" (eq. 18 as it is written), all
+      weights that leave one "input" unit (what the published numbers were made with, and what
+      works), or a whole "tensor".
+
+    With S the sum of squares of a group of n weights, component k has
+    log pi_k - n log(sigma_k sqrt(2 pi)) - S / (2 sigma_k^2).
     """
 
     pi: Setting = 0.25
@@ -310,8 +333,8 @@ class ScaleMixture(Prior):
         return values.sum(dim=others, keepdim=True) if others else values
 
     def settle(self, sums: Tensor, count: int | Tensor, values: Values) -> tuple[Tensor, Tensor]:
-        """log p of all groups, and r / sigma1^2 + (1 - r) / sigma2^2 of each, with r the
-        responsibility of the wide component."""
+        """log p of all groups, and the precision r / sigma1^2 + (1 - r) / sigma2^2 of each, with r
+        the responsibility of the wide component."""
         pi, sigma1, sigma2 = values["pi"], values["sigma1"], values["sigma2"]
 
         def log_joint(weight: Number, sigma: Number) -> Tensor:

@@ -1,5 +1,5 @@
-"""Sharpening: the posterior that looks at the data (Fortunato 2017, Section 4), and a trained model
-that looks at them, whether or not it was trained to."""
+"""Sharpening: the posterior that looks at the data (Fortunato 2017, Section 4), and a way to let
+any trained Gaussian model look, whether or not it was trained to."""
 
 import math
 from dataclasses import dataclass
@@ -17,27 +17,29 @@ from bayesrnn.errors import Invalid, require
 
 @dataclass(frozen=True)
 class Sharpened(Gaussian):
-    """A Gaussian over phi, and around it a posterior that has seen the batch (Fortunato 2017,
-    Section 4): theta = phi - eta * g + sigma0 * eps0 (eq. 7), with g the gradient of the batch's
-    mean loss at phi.
+    """A Gaussian that looks at each batch before the batch is scored (Fortunato 2017, Section 4).
 
-    `eta` is where eta starts; it is learnt for each weight tensor and stays between 0 and twice
-    that (unbounded, it overshoots). Its natural size is streams * sigma0^2, where a look gains
-    most over what it costs; at twice that, to first order, nothing is gained. 0 keeps it at 0,
-    which leaves weight noise of sigma0. `clip` bounds the norm of g over all weights together
-    (0: off): rare, huge gradients cost a KL of many orders of magnitude, and any function of the
-    batch is a valid centre.
+    phi is drawn from the Gaussian. The weights are theta = phi - eta * g + sigma0 * eps0 (eq. 7),
+    with g the gradient of the batch's mean loss at phi. The prior of theta is N(phi, sigma0^2), so
+    a batch is charged, in full, KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any
+    Gaussian.
 
-    `order` says how phi gets its gradient. "first": g is taken as a constant; a step costs one more
-    forward and backward pass than an ordinary one. "second": also through g, whose derivative, the
-    Hessian, meets one direction only and is taken by finite differences: two further passes. (The
-    factor of the clipping is a constant in both. In bfloat16 the differences are rough.)
+    Its arguments beside those of `Gaussian` (whose `estimator` must be "reparameterised"):
 
-    The prior of theta is N(phi, sigma0^2), so a batch is charged, in full,
-    KL = sum (eta g)^2 / (2 sigma0^2); the KL of phi is that of any Gaussian.
-
-    With `relative`, which is not in the paper, sigma0 is a part of each weight's own sigma, and eta
-    of sigma^2: weights that must be exact get less noise and a shorter step.
+    - `sigma0`: the standard deviation of the noise around a look.
+    - `eta`: where eta starts. It is learnt for each weight tensor and stays between 0 and twice
+      this start (unbounded, it overshoots). Its natural size is streams * sigma0^2, where a look
+      gains most over what it costs; at twice that, to first order, nothing is gained. With 0 it
+      stays 0, which leaves weight noise of sigma0.
+    - `clip`: a bound on the norm of g over all weights together (0: off). Rare, huge gradients cost
+      a KL of many orders of magnitude, and any function of the batch is a valid centre.
+    - `order`: how phi gets its gradient. "first" takes g as a constant; a step costs one more
+      forward and backward pass than an ordinary one. "second" also goes through g: its derivative,
+      the Hessian, is multiplied with one direction only, by finite differences, in two further
+      passes. (The factor of the clipping is a constant in both. In bfloat16 the differences are
+      rough.)
+    - `relative`: take sigma0 in units of each weight's own sigma, and eta in units of sigma^2, so
+      that weights that must be exact get less noise and a shorter step. This is not in the paper.
     """
 
     sigma0: float = 0.02
@@ -114,8 +116,8 @@ class Sharpened(Gaussian):
     def lift(
         self, parameters: Tensors, noise: Tensors, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """With `relative` sigma is in noise and step, too: theta = mu + sigma (eps + sigma0 eps0)
-        - eta sigma^2 g."""
+        """With `relative`, sigma is also in the noise and the step:
+        theta = mu + sigma (eps + sigma0 eps0) - eta sigma^2 g."""
         d_loc, d_scale = super().lift(parameters, noise, gradient)
         if d_scale is None or not self.relative or "gradient" not in noise:
             return d_loc, d_scale
@@ -176,12 +178,14 @@ def sharpen(
     relative: bool = False,
     clip: float = 0.0,
 ) -> Bayesian:
-    """A copy whose weights named by the pattern `where` look at the data (Fortunato 2017, Section
-    4), and no others do. What is learnt of phi stays; eta is the given one.
+    """A copy of `model` in which the weights that `where` names look at the data, and no others do
+    (Fortunato 2017, Section 4).
 
-    Sharpening belongs to how a batch is scored, so its width need not be the one of training, if
-    there was any: each choice gives a bound of its own. Choose on a validation set. The arguments
-    are those of `Sharpened`.
+    What phi has learnt stays; eta is the given one. `where` is a name pattern, and must name whole
+    layers that are Gaussian. The other arguments are those of `Sharpened`.
+
+    Sharpening belongs to how a batch is scored, so its width need not be that of the training, if
+    it had one: each choice gives a bound of its own. Choose it on a validation set.
 
     >>> from torch import nn
     >>> from bayesrnn.bayes import bayesianize

@@ -23,17 +23,19 @@ SILENCE = 1e-10
 class SpeechData:
     """The `[data]` table of a recipe for speech.
 
-    `path` is a folder in the layout of CMU Sphinx (AN4: etc/*_train.fileids, *_train.transcription,
-    the same of test, and a dictionary etc/*.dic, with the audio in any folder beside etc) or of
-    TIMIT (TRAIN/DR1/SPEAKER/NAME.WAV beside NAME.PHN, and TEST), or a folder that
-    `bayesrnn prepare` made. Files are wav, flac or whatever else libsndfile reads.
-
-    The targets are "phones" or "words". A word is spoken as the first entry of the dictionary says,
-    unless `variants` names another one: "A(2)". Of the speakers of train, `valid` of them, chosen
-    by `split_seed`, are for validation; with 0 there is no validation set, and all train.
-
-    A spectrogram has a frame every `hop_ms`, each of `window_ms`, with the log power in `bands`
-    bands, equally wide in hertz ("linear") or in "mel", normalised by utterance and band.
+    - `path`: a folder in the layout of CMU Sphinx (AN4: etc/*_train.fileids, *_train.transcription,
+      the same of test, and a dictionary etc/*.dic, with the audio in any folder beside etc) or of
+      TIMIT (TRAIN/DR1/SPEAKER/NAME.WAV beside NAME.PHN, and TEST), or a folder that
+      `bayesrnn prepare` made. Files are wav, flac or whatever else libsndfile reads.
+    - `targets`: "phones" or "words".
+    - `variants`: a word is spoken as the first entry of the dictionary says, unless this names
+      another one: "A(2)".
+    - `valid`, `split_seed`: of the speakers of train, the part `valid`, chosen by `split_seed`, is
+      for validation; with 0 there is no validation set, and all train.
+    - `rate`: the sampling rate of the audio, in hertz.
+    - `hop_ms`, `window_ms`: a spectrogram has a frame every `hop_ms`, each of `window_ms`.
+    - `bands`, `scale`: a frame has the log power in `bands` bands, equally wide in hertz ("linear")
+      or in "mel", normalised by utterance and band.
     """
 
     path: str
@@ -84,25 +86,25 @@ class SpeechData:
 
     @property
     def window(self) -> int:
-        """In samples."""
+        """The length of a window, in samples."""
         return max(2, round(self.rate * self.window_ms / 1000))
 
     @property
     def hop(self) -> int:
-        """In samples."""
+        """The samples from one frame to the next."""
         return max(1, round(self.rate * self.hop_ms / 1000))
 
     @property
     def fft(self) -> int:
-        """The power of two that holds a window."""
+        """The power of two that holds a window, in samples."""
         return 1 << (self.window - 1).bit_length()
 
 
 def read_audio(path: Path, rate: int) -> Tensor:
-    """The samples of a sound file, between -1 and 1, channels averaged.
+    """The samples of a sound file, between -1 and 1, with its channels averaged.
 
-    A file that is no audio, has nothing in it, is cut off, or has another sampling rate is refused
-    with one line.
+    A file that is no audio, is empty, is cut off, or has another sampling rate raises an error of
+    one line.
     """
     import_soundfile()
     import soundfile
@@ -155,9 +157,10 @@ def _is_cut_off(path: Path) -> bool:
 
 
 def spectrogram(samples: Tensor, settings: SpeechData, name: str) -> Tensor:
-    """The features of an utterance, int8 [frames, bands]; `name` is for the error.
+    """The features of an utterance, int8 [frames, bands].
 
-    Each band's log power has mean 0 and deviation 1 over the utterance, in steps of `STEP`.
+    Each band's log power has mean 0 and deviation 1 over the utterance, in steps of `STEP`. `name`
+    is what an error message calls the utterance.
     """
     if len(samples) < settings.fft:
         raise UserError(

@@ -1,5 +1,4 @@
-"""Batches; and a long text, or series, as parallel streams, cut into pieces whose state is carried
-on."""
+"""Batches, and long texts or series as parallel streams, with state carried from cut to cut."""
 
 import copy
 import math
@@ -22,33 +21,33 @@ class Batch:
     """One step's data: a cut through all streams of a text, or examples, captions, utterances."""
 
     x: Tensor
-    """Text: [T, B] token ids, int64, time first. Series: [T, B, columns]. Examples: [B, ...].
-    Captions: [1 + T, B], a row of pictures and words. Utterances: [T, B, bands]."""
+    """The inputs. Text: [T, B] token ids, int64, time first. Series: [T, B, columns]. Examples:
+    [B, ...]. Captions: [1 + T, B], a row of pictures, then words. Utterances: [T, B, bands]."""
     y: Tensor
-    """Text and series: the same, one step later. Examples: [B]. Captions: [T, B] words. Utterances:
-    [B, S] labels."""
+    """The targets. Text and series: the same, one step later. Examples: [B]. Captions: [T, B]
+    words. Utterances: [B, S] labels."""
     first: bool
-    """The carried state starts from zero here; with examples always, for there is none."""
+    """Whether the carried state starts from zero here; with examples always, as they have none."""
     targets: int
-    """The numbers in y that are to be predicted."""
+    """How many numbers in y are to be predicted."""
     streams: int
-    """B."""
+    """How many sequences lie side by side: B."""
     share: float
-    """The part of the epoch's targets that is here; sums to 1 over an epoch."""
+    """The part of the epoch's targets that is in this batch; sums to 1 over an epoch."""
     padded: bool = False
-    """Not all of y is to be predicted, so batches of one shape may differ in targets and share."""
+    """Some of y is not to be predicted, so batches of one shape may differ in targets and share."""
 
 
 class Loader(Protocol):
-    """What a training asks of its batches: to be counted, and to go on in the midst of an epoch."""
+    """What training needs of a loader: counted targets, and a position within an epoch."""
 
     targets: int
-    """Of an epoch."""
+    """How many targets an epoch has."""
     left_over: int
     dropped: int
     device: torch.device
     position: int
-    """The next batch. After an epoch it is 0 again; set it to go on from there."""
+    """The number of the next batch. After an epoch it is 0 again; set it to go on from there."""
     epoch: int
     """The number of the epoch, for loaders whose order depends on it."""
 
@@ -58,7 +57,7 @@ class Loader(Protocol):
 
 
 class Batches(ABC):
-    """What all loaders here share: a position to go on from, within the epoch that `epoch` says.
+    """The base class of the loaders here, with a position to go on from within the epoch `epoch`.
 
     A loader says how many batches an epoch has, and how each is made.
     """
@@ -68,7 +67,7 @@ class Batches(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
 
     @abstractmethod
     def _maker(self) -> Callable[[int], Batch]:
@@ -76,7 +75,7 @@ class Batches(ABC):
 
     @property
     def position(self) -> int:
-        """The next batch. While batch i is in use it is i + 1; after the epoch it is 0 again.
+        """The number of the next batch: i + 1 while batch i is in use, and 0 again after the epoch.
 
         Set it to a saved value to go on from there; `len(loader)` is the same as 0.
         """
@@ -88,7 +87,7 @@ class Batches(ABC):
         self._position = batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """From `position` to the end of the epoch."""
+        """The batches from `position` to the end of the epoch."""
         if self._position == len(self):
             self._position = 0
         make = self._maker()
@@ -99,8 +98,10 @@ class Batches(ABC):
         self._position = 0
 
     def whole(self, advance: Callable[[int], None] | None = None) -> Iterator[Batch]:
-        """The epoch from its first batch, wherever `position` is; that stays. `advance` is told the
-        number of targets of every batch once it is done with."""
+        """The epoch from its first batch, wherever `position` is; that stays.
+
+        `advance` is called with the number of targets of each batch once you are done with it.
+        """
         beside = copy.copy(self)
         beside.position = 0
         for batch in beside:
@@ -110,15 +111,16 @@ class Batches(ABC):
 
 
 class StreamLoader(Batches):
-    """`streams` contiguous parts of a text, side by side, in cuts of `unroll` steps.
+    """A loader of a text or series: `streams` parts of it side by side, in cuts of `unroll` steps.
 
-    Of N tokens each stream predicts L = (N - 1) // streams, every one exactly once. The last
-    cut is shorter unless L is a multiple of `unroll`; `drop_last` leaves that one out. In the place
-    of tokens there may be the rows of a series, each of as many numbers as it has columns; all of
-    them are predictions.
+    - `ids`: the token ids [N] of a text, or the rows [N, columns] of a series, all of whose numbers
+      are targets.
+    - `streams`, `unroll`: the parts are contiguous. Of N tokens each stream predicts L = (N - 1) //
+      streams, every one exactly once. The last cut is shorter unless L is a multiple of `unroll`.
+    - `drop_last`: leave that shorter cut out.
 
-    `targets` counts an epoch's predictions, `left_over` those (fewer than `streams`) at the end
-    of the text that fit no stream, `dropped` those of a last cut left out.
+    `targets` counts an epoch's predictions, `left_over` those (fewer than `streams`) at the end of
+    the text that fit no stream, `dropped` those of a last cut that is left out.
 
     >>> loader = StreamLoader(np.arange(8), streams=2, unroll=2)
     >>> [batch.x.tolist() for batch in loader]
@@ -137,7 +139,7 @@ class StreamLoader(Batches):
         name: str = "text",
         key: str = "streams",
     ) -> None:
-        """`name` and `key` are what a user calls the text and the number of streams."""
+        """`name` and `key` are what error messages call the text and the number of streams."""
         ids = np.asarray(ids)
         tokens = ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer)
         series = ids.ndim == 2 and np.issubdtype(ids.dtype, np.floating)
@@ -178,7 +180,7 @@ class StreamLoader(Batches):
             self._device_rows = text.as_strided(shape, on_device)
 
     def __len__(self) -> int:
-        """Cuts in an epoch."""
+        """The number of cuts in an epoch."""
         return -(-self._steps // self.unroll)
 
     def _maker(self) -> Callable[[int], Batch]:

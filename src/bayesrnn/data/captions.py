@@ -25,12 +25,16 @@ _CALLED = {"train": "train", "val": "valid", "valid": "valid", "test": "test", "
 class CaptionData:
     """The `[data]` table of a recipe for captions.
 
-    `path` is a JSON file of captions, or a folder with COCO's captions_train*.json,
-    captions_val*.json and perhaps captions_test*.json; `features` is the file with the pictures'
-    vectors (not given: the one such file beside the captions). Where a file does not say which
-    picture is for what, all are shuffled by `split_seed` and cut into `split`. The vocabulary is
-    that of the training captions; `max_vocabulary` 0 means no limit. Captions are padded to one of
-    `lengths` lengths, chosen so that little is padded.
+    - `path`: a JSON file of captions, or a folder with COCO's captions_train*.json,
+      captions_val*.json and perhaps captions_test*.json.
+    - `features`: the file with the pictures' vectors; by default the one such file beside the
+      captions.
+    - `max_vocabulary`, `min_count`: the most entries of the vocabulary (0: no limit), and how often
+      a word must occur. The vocabulary is that of the training captions.
+    - `lengths`: captions are padded to one of so many lengths, which are chosen so that little is
+      padded.
+    - `split`, `split_seed`: where a file does not say which picture is for what, all are shuffled
+      by `split_seed` and cut into `split`.
     """
 
     path: str
@@ -60,18 +64,18 @@ class Pictures:
     names: Sequence[str]
     rows: Sequence[int]
     captions: Sequence[Sequence[str]]
-    """Of each picture: words in a string, with blanks between."""
+    """The captions of each picture: each a string of words with blanks between."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def references(self) -> dict[str, Sequence[str]]:
-        """What people said of each, by its name."""
+        """What people said of each picture, by its name."""
         return dict(zip(self.names, self.captions, strict=True))
 
     def encoded(self, vocabulary: Vocabulary) -> tuple[list[int], list[list[int]]]:
-        """All captions, as (which picture, ids with the end mark)."""
+        """All captions: the place of each one's picture, and its ids with the end mark."""
         end = vocabulary.index[END]
         of = [i for i, captions in enumerate(self.captions) for _ in captions]
         ids = [[*vocabulary.encode(c.split()), end] for captions in self.captions for c in captions]
@@ -80,8 +84,11 @@ class Pictures:
 
 @dataclass(frozen=True, eq=False)
 class Captions:
-    """Pictures by split, all their vectors [N, numbers], and the vocabulary of their captions;
-    `digest` is that of the files' contents."""
+    """Pictures by split, with their vectors and the vocabulary of their captions.
+
+    `vectors` [N, numbers] are those of all pictures, and the `rows` of `Pictures` are rows of it.
+    `digest` is the checksum of the files' contents.
+    """
 
     splits: Mapping[str, Pictures]
     vectors: Tensor
@@ -98,9 +105,9 @@ class Picture(NamedTuple):
 
 
 def load_captions(settings: CaptionData, vocabulary: Vocabulary | None = None) -> Captions:
-    """Read captions, with their pictures' features.
+    """Read captions, with the features of their pictures.
 
-    A `vocabulary` given (that of a finished run, say) is used instead of building one.
+    A `vocabulary` that is given (that of a finished run, say) is used instead of building one.
     """
     digest = hashlib.sha256()
     pictures = read_captions(expanded(settings.path), digest)

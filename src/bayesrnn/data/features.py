@@ -23,7 +23,7 @@ SUFFIXES = (".npz", ".safetensors")
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Vectors [N, numbers], float16 or float32, and the pictures' file names."""
+    """The vectors of pictures [N, numbers], float16 or float32, and the pictures' file names."""
 
     vectors: Tensor
     names: Sequence[str]
@@ -40,7 +40,7 @@ class Features:
         )
 
     def rows(self, names: Sequence[str], wanted_by: str) -> list[int]:
-        """Where those pictures' vectors are."""
+        """The rows in which these pictures' vectors are."""
         place = {name: row for row, name in enumerate(self.names)}
         missing = [name for name in names if name not in place]
         if missing:
@@ -52,8 +52,11 @@ class Features:
 
 
 def read_features(path: Path) -> Features:
-    """The features in a file: an npz with the arrays `features` and `filenames`, or a safetensors
-    file with the tensor `features` and, in its metadata, `filenames` as a JSON list."""
+    """Read the vectors of pictures from a file.
+
+    It is an npz with the arrays `features` and `filenames`, or a safetensors file with the tensor
+    `features` and, in its metadata, `filenames` as a JSON list.
+    """
     _check_suffix(path)
     data = read_bytes(path)
     try:
@@ -88,7 +91,7 @@ def read_features(path: Path) -> Features:
 
 
 def write_features(path: Path, features: Features) -> None:
-    """What `read_features` reads, by the name's ending."""
+    """Write the file that `read_features` reads, of the kind that its name ends in."""
     _check_suffix(path)
     if path.suffix == ".npz":
         file = io.BytesIO()

@@ -43,7 +43,7 @@ class ImageData:
 
 
 def load_images(settings: ImageData) -> Labelled:
-    """The images, each a flat row of pixels / 126, and their classes."""
+    """Read the images, each as a flat row of pixels / 126, and their classes."""
     folder = data_folder(settings.path, WANTED)
     digest = hashlib.sha256()
     train = _read_pair(folder, "train", digest)

@@ -27,14 +27,17 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Examples by split; `digest` is that of the files' contents."""
+    """Examples by split.
+
+    `digest` is the checksum of the files' contents; `vocabulary` is None where no words are read.
+    """
 
     splits: Mapping[str, Examples]
     digest: str
     vocabulary: Vocabulary | None = None
 
     def part(self, split: str) -> Examples:
-        """A split, or "all" of them, one after the other."""
+        """The examples of a split, or of "all" splits, one after the other."""
         if split == "all":
             parts = list(self.splits.values())
             x, y = torch.cat([each.x for each in parts]), torch.cat([each.y for each in parts])
@@ -48,11 +51,12 @@ class Labelled:
 
 
 class ExampleLoader(Batches):
-    """Examples, `streams` at a time, each a sequence of its own; all are kept on the device.
+    """A loader of examples, `streams` at a time, each a sequence of its own.
 
-    With a `seed` every epoch has an order of its own, a function of the seed and `epoch` alone;
-    without one it is the given order. The last batch is smaller unless the number of examples is a
-    multiple of `streams`; `drop_last` leaves that one out.
+    With a `seed` every epoch has an order of its own, which depends on the seed and `epoch` alone;
+    without one, it is the given order. The last batch is smaller unless the number of examples is a
+    multiple of `streams`; `drop_last` leaves that one out. All examples are kept on the device.
+    `name` is what error messages call them.
 
     >>> examples = Examples(torch.arange(5.0), torch.arange(5), "abcde")
     >>> loader = ExampleLoader(examples, streams=2)
@@ -85,7 +89,7 @@ class ExampleLoader(Batches):
         self.x, self.y = examples.x.to(self.device), examples.y.to(self.device)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return -(-self.targets // self.streams)
 
     def _maker(self) -> Callable[[int], Batch]:

@@ -1,4 +1,4 @@
-"""Sequences in padded batches, those of similar length together; captions among them."""
+"""Loaders of padded sequences, those of similar length together; captions among them."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,11 +18,13 @@ PADDING = -1
 class PaddedLoader(Batches):
     """Sequences of different lengths, `streams` at a time, those of similar length together.
 
-    `sizes` are the steps of each sequence. Given `lengths`, a batch is padded to one of them, so
-    that an epoch has few shapes and a GPU can replay each; else to the longest in it. `counts` are
-    the targets of each sequence, so that padding counts nowhere: each batch's share of the KL is
-    exact, however ragged it is. With a `seed` every epoch mixes sequences and batches anew, a
-    function of the seed and `epoch` alone; without one, `order` says what is where.
+    - `sizes`: the steps of each sequence.
+    - `lengths`: if given, a batch is padded to one of them, so that an epoch has few shapes and a
+      GPU can replay each; otherwise to the longest sequence in it.
+    - `counts`: the targets of each sequence. Padding counts nowhere, so each batch's share of the
+      KL is exact, however ragged it is.
+    - `seed`: with one, every epoch mixes sequences and batches anew, depending on the seed and
+      `epoch` alone; without one, `order` says what is where.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class PaddedLoader(Batches):
         self.left_over = self.dropped = 0
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return -(-len(self.counts) // self.streams)
 
     def _ranked(self, random: np.random.Generator | None) -> NDArray[np.int64]:
@@ -66,7 +68,7 @@ class PaddedLoader(Batches):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """[batches, streams]: the sequence in each place of this epoch; -1 is none."""
+        """[batches, streams]: which sequence is in each place of this epoch; -1 is none."""
         random = None if self.seed is None else np.random.default_rng([self.seed, self.epoch])
         filled = np.full(len(self) * self.streams, -1, dtype=np.int64)
         filled[: len(self.counts)] = self._ranked(random)
@@ -84,12 +86,15 @@ class PaddedLoader(Batches):
 
 
 class CaptionLoader(PaddedLoader):
-    """Captions, `streams` at a time, in batches that have one of few shapes.
+    """A loader of captions, `streams` at a time, in batches that have one of few shapes.
 
-    x is [1 + T, B]: the row of each caption's picture, then the words that are read, which begin
-    with `end`. y is [T, B]: the words to predict, which end with `end`, then `PADDING`. T is one of
-    `lengths`; a batch that is not full has rows of nothing but padding. `targets` counts words and
-    end marks.
+    - x is [1 + T, B]: the row of each caption's picture, then the words that are read, which begin
+      with `end`.
+    - y is [T, B]: the words to predict, which end with `end`, then `PADDING`.
+
+    T is one of `lengths`. A batch that is not full is filled up with nothing but padding. `targets`
+    counts words and end marks. `pictures` has the row of each caption's picture, and `captions` its
+    word ids with the end mark. With a `seed`, every epoch mixes captions and batches anew.
 
     >>> captions = [[5, 2], [6, 7, 2], [2]]
     >>> loader = CaptionLoader([0, 0, 1], captions, end=2, streams=2, lengths=[2, 3])

@@ -25,15 +25,16 @@ PADDING = -1
 class ReviewData:
     """The `[data]` table of a recipe for reviews.
 
-    `path` is a folder in which, at any depth, each file subj.NAME (a review a line) stands beside
-    rating.NAME (a number from 0 to 1 a line) or, for N classes, label.Nclass.NAME (a whole number
-    from 0 to N - 1 a line). A review's first `words` words are read. What is to be predicted is the
-    rating, or with `classes` the class.
-
-    All reviews, in the order of their files' names, are shuffled by `split_seed`: the first
-    `split[0]` of them are to train on, the next `split[1]` to validate (0: none, and the test set
-    is watched during training), the last `split[2]` to test. The vocabulary is that of the
-    training words. `max_vocabulary` 0 means no limit.
+    - `path`: a folder in which, at any depth, each file subj.NAME (one review per line) stands
+      beside rating.NAME (one number from 0 to 1 per line) or, for N classes, label.Nclass.NAME (one
+      whole number from 0 to N - 1 per line).
+    - `words`: how many words of a review are read, from its start.
+    - `classes`: 0 to predict the rating, N to predict one of N classes.
+    - `max_vocabulary`, `min_count`: the most entries of the vocabulary (0: no limit), and how often
+      a word must occur. The vocabulary is that of the training words.
+    - `split`, `split_seed`: all reviews, in the order of their files' names, are shuffled by
+      `split_seed`. The first `split[0]` of them are to train on, the next `split[1]` to validate
+      (0: none, and the test set is watched during training), the last `split[2]` to test.
     """
 
     path: str
@@ -76,9 +77,9 @@ class Review(NamedTuple):
 
 
 def load_reviews(settings: ReviewData, vocabulary: Vocabulary | None = None) -> Labelled:
-    """The reviews as word ids [N, words], padded at the end, and their ratings or classes.
+    """Read the reviews as word ids [N, words], padded at the end, and their ratings or classes.
 
-    A `vocabulary` given (that of a finished run, say) is used instead of building one.
+    A `vocabulary` that is given (that of a finished run, say) is used instead of building one.
     """
     reviews, digest = _read_reviews(settings)
     splits = _split(reviews, settings)

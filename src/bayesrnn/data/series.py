@@ -30,14 +30,16 @@ PUT_BACK = timedelta(hours=1)
 class SeriesData:
     """The `[data]` table of a recipe for series.
 
-    `path` is a CSV file with a line of names above the rows. The `columns` named are read and
-    predicted together; `time` names the column that says when a row was (any text; dates must not
-    go backwards), if there is one. Cells are apart by `separator`. The first `split[0]` of the rows
-    are to train on, the next `split[1]` to validate, the rest to test.
-
-    The network reads (value - centre) / spread, with a number a column. By default they are the
-    mean and the standard deviation of the rows to train on; the recipe that a run keeps has them
-    as numbers, so that other files are read alike.
+    - `path`: a CSV file with a line of names above the rows.
+    - `columns`: the names of those that are read and predicted together.
+    - `time`: the name of the column that says when a row was (any text; dates must not go
+      backwards), if there is one.
+    - `separator`: the character between cells.
+    - `split`: the first `split[0]` of the rows are to train on, the next `split[1]` to validate,
+      the rest to test.
+    - `centre`, `spread`: the network reads (value - centre) / spread, with one number per column
+      each. By default they are the mean and the standard deviation of the rows to train on; the
+      recipe that a run keeps has them as numbers, so that other files are read alike.
     """
 
     path: str
@@ -81,8 +83,11 @@ class SeriesData:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a series: `values` [N, C], centred and spread, and `times` [N], what the file
-    calls each (its number, where it has no column of time)."""
+    """Some rows of a series: their scaled values, and their times.
+
+    `values` [N, C] are (value - centre) / spread. `times` [N] are what the file's column of time
+    says, or the number of each row where there is no such column.
+    """
 
     values: NDArray[np.float32]
     times: Sequence[str]
@@ -93,14 +98,17 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A series' rows by split; `digest` is that of the file's contents."""
+    """The rows of a series, by split.
+
+    `settings` have centre and spread as numbers; `digest` is the checksum of the file's contents.
+    """
 
     settings: SeriesData
     splits: Mapping[str, Rows]
     digest: str
 
     def part(self, split: str) -> NDArray[np.float32]:
-        """The values of a split, or of "all" of them in the order of time."""
+        """The values of a split, or of "all" splits in the order of time."""
         parts = self.splits.values() if split == "all" else [self.splits[split]]
         return np.concatenate([rows.values for rows in parts])
 
@@ -108,7 +116,7 @@ class Series:
 def load_series(settings: SeriesData) -> Series:
     """Read the rows of a CSV file, by split.
 
-    Cells that are empty, or no finite numbers, are refused by their line and column.
+    A cell that is empty, or no finite number, raises an error that names its line and column.
     """
     table, times, digest = _read(settings)
     places = _places(settings, len(table))
@@ -119,7 +127,7 @@ def load_series(settings: SeriesData) -> Series:
 
 
 def load_rows(settings: SeriesData) -> Rows:
-    """All rows of the file, by a run's own centre and spread."""
+    """Read all rows of a file, scaled by the centre and spread of `settings`, a run's own."""
     require((settings.centre != (), "centre", "must be given: load_series measures it"))
     table, times, _ = _read(settings)
     return Rows(_scaled(settings, table), times)

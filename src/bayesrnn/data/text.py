@@ -1,4 +1,4 @@
-"""Text files to token ids, read in pieces so that a corpus need not fit in memory."""
+"""Text files to token ids, read in pieces, so that a corpus need not fit in memory."""
 
 import codecs
 import hashlib
@@ -40,16 +40,19 @@ CACHE_REMEDY = "make it writable, or set data.cache or $XDG_CACHE_HOME to anothe
 class TextData:
     """The `[data]` table of a recipe for text.
 
-    `path` is a folder with train.txt, valid.txt and test.txt (or ptb.train.txt and so on), or
-    one UTF-8 file, or a folder of *.txt files, read in the order of their names, subfolders
-    included. The last two are split in the order of the text: the first `split[0]` of all the
-    tokens to train on, the next `split[1]` to validate, the rest to test, each bound rounded to
-    the nearest token. The vocabulary is that of the training tokens.
-
-    `tokens` is how the text is cut: "whitespace" at blanks, "words" into words (accents and vowel
-    signs are part of them) and single punctuation marks, both with `<eos>` after each line that is
-    not blank, or "characters", newlines included. `max_vocabulary` 0 means no limit. `cache` is
-    the folder for the encoded text; by default bayesrnn in $XDG_CACHE_HOME or in ~/.cache.
+    - `path`: a folder with train.txt, valid.txt and test.txt (or ptb.train.txt and so on); or one
+      UTF-8 file; or a folder of *.txt files, read in the order of their names, subfolders included.
+    - `tokens`: how the text is cut: "whitespace" at blanks, "words" into words (accents and vowel
+      signs are part of them) and single punctuation marks, both with `<eos>` after each line that
+      is not blank; or "characters", newlines included.
+    - `lowercase`: convert capitals to lower case.
+    - `max_vocabulary`, `min_count`: the most entries of the vocabulary (0: no limit), and how often
+      a token must occur. The vocabulary is that of the training tokens.
+    - `split`: how a text that is not in three files is split, in its order: the first `split[0]` of
+      all tokens to train on, the next `split[1]` to validate, the rest to test, each bound rounded
+      to the nearest token.
+    - `cache`: the folder for the encoded text; by default bayesrnn in $XDG_CACHE_HOME or in
+      ~/.cache.
     """
 
     path: str
@@ -63,7 +66,7 @@ class TextData:
 
     @property
     def unit(self) -> str:
-        """What its tokens are, in the plural."""
+        """What the tokens are called, in the plural."""
         return "characters" if self.tokens == "characters" else "words"
 
     def __post_init__(self) -> None:
@@ -82,10 +85,10 @@ class TextData:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """An encoded text. The ids, by split, stay on the disk until they are used.
+    """An encoded text: its token ids by split, which stay on the disk until they are used.
 
-    `unknown` counts, by split, the tokens read as `<unk>` that the text does not write so;
-    `digest` is that of the files' contents.
+    `unknown` counts, by split, the tokens that are read as `<unk>` and not written so in the text.
+    `digest` is the checksum of the files' contents.
     """
 
     vocabulary: Vocabulary
@@ -94,15 +97,15 @@ class Corpus:
     digest: str
 
     def part(self, split: str) -> NDArray[np.int32]:
-        """The ids of a split, or of "all" of them in the order of the text."""
+        """The ids of a split, or of "all" splits in the order of the text."""
         return np.concatenate(list(self.ids.values())) if split == "all" else self.ids[split]
 
 
 def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = None) -> Corpus:
-    """Encode the text of `settings`, or take it from the cache if it was encoded before.
+    """Encode the text that `settings` describe, or take it from the cache if it was encoded before.
 
-    A path alone is a text with the usual settings. A `vocabulary` given (that of a finished run,
-    say) is used instead of building one.
+    A path in place of `settings` is a text with the default settings. A `vocabulary` that is given
+    (that of a finished run, say) is used instead of building one.
     """
     if not isinstance(settings, TextData):
         settings = TextData(str(settings))
@@ -120,7 +123,7 @@ def load_text(settings: TextData | str | Path, vocabulary: Vocabulary | None = N
 
 
 def encode_text(text: str, settings: TextData, vocabulary: Vocabulary) -> list[int]:
-    """The ids of a text in memory, cut into tokens just as the files are.
+    """The ids of a text in memory, cut into tokens as the files are.
 
     >>> vocabulary = Vocabulary(("a", "<eos>", "<unk>"))
     >>> encode_text("a b", TextData("corpus.txt"), vocabulary)
@@ -130,7 +133,7 @@ def encode_text(text: str, settings: TextData, vocabulary: Vocabulary) -> list[i
 
 
 def encode_file(path: Path, settings: TextData, vocabulary: Vocabulary) -> NDArray[np.int32]:
-    """The ids of any one text file, cut into tokens as `settings` says, whatever its own path."""
+    """The ids of any text file, cut into tokens as `settings` say; their own path is not read."""
     return np.array(vocabulary.encode(file_tokens(path, settings)), ID)
 
 
@@ -141,7 +144,7 @@ def file_tokens(path: Path, settings: TextData) -> Iterator[str]:
 
 
 def decode_text(ids: Iterable[int], settings: TextData, vocabulary: Vocabulary) -> str:
-    """Token ids as readable text: `<eos>` is a new line, punctuation stands by its word.
+    """Token ids as readable text: `<eos>` becomes a new line, and punctuation stands by its word.
 
     >>> vocabulary = Vocabulary(("yes", "<eos>", ",", "<unk>"))
     >>> decode_text([0, 2, 0, 1, 0], TextData("corpus.txt", tokens="words"), vocabulary)

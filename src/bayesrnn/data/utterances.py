@@ -18,11 +18,14 @@ JITTER = 0.1
 
 
 class UtteranceLoader(PaddedLoader):
-    """Utterances, `streams` at a time: x [T, B, bands], where the frames behind an utterance's end
-    are NaN, and y [B, S], where the labels behind its last are `PADDING`. A target is one label.
+    """A loader of utterances, `streams` at a time, padded; a target is one label.
 
-    T is the longest of a batch, so shapes hardly ever recur; or one of `lengths`, and then a batch
-    that is not full has rows without frames and labels. S is the same for all batches.
+    - x is [T, B, bands]; the frames behind an utterance's end are NaN.
+    - y is [B, S]; the labels behind an utterance's last are `PADDING`.
+
+    T is the longest of a batch, so shapes hardly ever recur. With `lengths` it is one of these, and
+    a batch that is not full is filled up with utterances without frames and labels. S is the same
+    for all batches. With a `seed`, every epoch mixes utterances and batches anew.
 
     >>> sounds = [Utterance("a", "s", torch.ones(4, 1, dtype=torch.int8), (1, 2, 2)),
     ...           Utterance("b", "s", torch.ones(3, 1, dtype=torch.int8), (1,))]

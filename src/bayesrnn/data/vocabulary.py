@@ -1,4 +1,4 @@
-"""Tokens and their numbers."""
+"""Tokens and their ids."""
 
 import hashlib
 import json
@@ -25,8 +25,10 @@ def check_limit(size: int, least: int) -> Check:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The known tokens; a token's id is its place. Every other token is read as `<unk>`; where that
-    is not among them (labels of speech, which have `<blank>`), there may be no other.
+    """The known tokens; a token's id is its place among them.
+
+    Every other token is read as `<unk>`. A vocabulary without `<unk>` (labels of speech, which have
+    `<blank>`) refuses other tokens.
 
     >>> vocabulary = Vocabulary(("the", "cat", "<unk>"))
     >>> vocabulary.encode(["the", "dog"])
@@ -52,11 +54,11 @@ class Vocabulary:
 
     @classmethod
     def build(cls, counts: Mapping[str, int], max_size: int | None, min_count: int) -> Self:
-        """The tokens seen at least `min_count` times, the most frequent first.
+        """A vocabulary of the tokens seen at least `min_count` times, the most frequent first.
 
-        Equally frequent tokens are in alphabetical order. `max_size` bounds all the entries,
-        `<unk>` included, which comes last unless the text itself holds it. Neither `<unk>` nor
-        an `<eos>` of the text is ever left out.
+        `counts` says how often each was seen; equally frequent ones are in alphabetical order.
+        `max_size` bounds all the entries, `<unk>` included, which comes last unless the text itself
+        holds it. Neither `<unk>` nor an `<eos>` of the text is ever left out.
 
         >>> Vocabulary.build({"b": 2, "a": 2, "<eos>": 1, "c": 1}, max_size=4, min_count=1).tokens
         ('a', 'b', '<eos>', '<unk>')
@@ -81,7 +83,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """The id of each token, that of `<unk>` for those not known."""
+        """The id of each token; unknown tokens have that of `<unk>`."""
         if UNKNOWN in self.index:
             unknown = self.index[UNKNOWN]
             return [self.index.get(token, unknown) for token in tokens]
@@ -98,13 +100,13 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write the tokens as JSON, with their checksum."""
+        """Write the tokens to a JSON file, with their checksum."""
         contents = {"format": FORMAT, "sha256": self._checksum(), "tokens": self.tokens}
         write_atomic(expanded(path), json.dumps(contents, ensure_ascii=False, indent=0).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote (files from before there were checksums have none)."""
+        """Read what `save` wrote (old files have no checksum)."""
         data = read_bytes(expanded(path))
         problem = f"not in the format '{FORMAT}'"
         try:

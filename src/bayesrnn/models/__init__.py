@@ -1,4 +1,4 @@
-"""Plain modules; nothing here knows of distributions over weights."""
+"""Plain modules: nothing here knows of distributions over weights."""
 
 from bayesrnn.models.captioner import Captioner, CaptionerSettings
 from bayesrnn.models.classifier import Mlp, MlpSettings, ReviewModel, ReviewSettings

@@ -1,4 +1,4 @@
-"""Captions of pictures: a picture's vector starts a recurrent network that says one word after
+"""Captions of pictures: a picture's vector starts a recurrent network, which says one word after
 another (Vinyals et al. 2015, Show and Tell). A plain module."""
 
 import math
@@ -30,9 +30,13 @@ Picture = Literal["state", "word"]
 class CaptionerSettings:
     """The shape of a `Captioner`; a recipe's `[model]` table for captions.
 
-    `picture` "state": a picture is the state the network starts from (Fortunato 2017, Section 6.2);
-    "word": it is the first word that is read (Show and Tell). Its vector, of `numbers` numbers, is
-    brought to the length `norm` (0: left as it is).
+    - `cell`: "lstm", "gru" or "rnn".
+    - `numbers`: how many numbers a picture's vector has.
+    - `picture`: "state": a picture is the state that the network starts from (Fortunato 2017,
+      Section 6.2); "word": it is the first word that is read (Show and Tell).
+    - `norm`: the length that a picture's vector is brought to (0: left as it is).
+    - `embedding`, `hidden`, `layers`: sizes.
+    - `init`: weights start uniform in +- this value.
     """
 
     cell: Cell = "lstm"
@@ -66,8 +70,9 @@ class CaptionerSettings:
 class Captioner(nn.Module):
     """Word ids [T, B] (time first) and pictures [B, numbers] to logits [T, B, vocabulary].
 
-    Give the pictures with the first words of captions, the state with those that follow. Weights
-    start uniform in +-init, biases at 0, but those of an LSTM's forget gates at 1.
+    Give the pictures with the first words of captions, and the state with those that follow.
+    Weights start uniform in +-init, biases at 0, except those of an LSTM's forget gates, which
+    start at 1.
 
     >>> model = Captioner(11, CaptionerSettings(numbers=6, embedding=4, hidden=5))
     >>> logits, state = model(torch.zeros(3, 2, dtype=torch.int64), pictures=torch.rand(2, 6))

@@ -1,4 +1,4 @@
-"""One prediction an example: images by a feed-forward network, reviews by a recurrent one."""
+"""One prediction per example: images by a feed-forward network, reviews by a recurrent one."""
 
 import itertools
 import math
@@ -23,7 +23,10 @@ from bayesrnn.models.linear import Linear
 
 @dataclass(frozen=True)
 class MlpSettings:
-    """The shape of an `Mlp`; a recipe's `[model]` table for images."""
+    """The shape of an `Mlp`; a recipe's `[model]` table for images.
+
+    An example has `inputs` numbers; each of `layers` hidden layers has `hidden` units.
+    """
 
     inputs: int = 784
     hidden: int = 800
@@ -40,10 +43,10 @@ class MlpSettings:
 
 
 class Mlp(nn.Module):
-    """Rows of numbers [B, inputs] to logits [B, classes]: `layers` hidden layers, rectified.
+    """Rows of numbers [B, inputs] to logits [B, classes], through rectified hidden layers.
 
-    Weights start as those of `nn.Linear`, biases at 0. Of `dropout` it knows the rates of inputs
-    and outputs, which here are the pixels and the hidden units.
+    Weights start as those of `nn.Linear`, biases at 0. Of `dropout` it uses the rates of inputs and
+    outputs, which here are the pixels and the hidden units.
 
     >>> Mlp(MlpSettings(inputs=6, hidden=5, classes=3))(torch.zeros(2, 6)).shape
     torch.Size([2, 3])
@@ -74,7 +77,10 @@ class Mlp(nn.Module):
 class ReviewSettings:
     """The shape of a `ReviewModel`; a recipe's `[model]` table for reviews.
 
-    `noise` is where the learnt scale of a rating's noise starts (without classes).
+    - `cell`: "lstm", "gru" or "rnn".
+    - `embedding`, `hidden`, `layers`: sizes.
+    - `init`: weights start uniform in +- this value.
+    - `noise`: where the learnt scale of a rating's noise starts (without classes).
     """
 
     cell: Cell = "lstm"
@@ -98,12 +104,15 @@ class ReviewSettings:
 
 
 class ReviewModel(nn.Module):
-    """Word ids [B, T], a review a row, to logits [B, classes]; or, without classes, to [B, 2]: the
-    rating's mean, and s, where softplus(s) is the scale of its noise, learnt and the same for all.
+    """Reviews as word ids [B, T] to logits [B, classes]; or, without classes, to ratings [B, 2].
 
-    A review's state is read off at its last word; negative ids after it are padding, and change
-    nothing. Weights start uniform in +-init; biases at 0, but those of an LSTM's forget gates at 1,
-    so that it remembers a whole review from the start, and the mean's at 0.5, mid-scale.
+    A rating is its mean, and s, where softplus(s) is the scale of its noise; s is learnt and the
+    same for all reviews. A review's state is read off at its last word; negative ids after it are
+    padding, and change nothing.
+
+    Weights start uniform in +-init and biases at 0, with two exceptions: those of an LSTM's forget
+    gates start at 1, so that it remembers a whole review from the start, and the mean's at 0.5,
+    mid-scale.
 
     >>> model = ReviewModel(vocabulary=9, settings=ReviewSettings("gru", embedding=4, hidden=5))
     >>> model(torch.tensor([[1, 2, 3], [4, -1, -1]])).shape

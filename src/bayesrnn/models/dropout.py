@@ -1,9 +1,9 @@
 """Dropout for recurrent networks: masks on what a layer reads, remembers and gives. Plain modules.
 
 A mask z is multiplicative noise of mean 1, so W diag(z) is a draw of the weights around W (Gal's
-slides of 2015: "randomly set columns of M to zero"). Leaving the masks out is the mean-field
-prediction, and no weight has to be rescaled. The KL to a Normal prior is weight decay ("L2 reg"
-there): a Delta posterior with that prior.
+slides of 2015: "randomly set columns of M to zero"). Leaving the masks out gives the mean-field
+prediction, without rescaling any weight. The KL to a Normal prior is weight decay ("L2 reg" there):
+use a Delta posterior with that prior.
 """
 
 import math
@@ -29,19 +29,25 @@ RATES = ("input", "recurrent", "output", "word", "cell", "connect")
 
 @dataclass(frozen=True)
 class DropoutSettings:
-    """What is dropped, and how; a recipe's `[dropout]` table. Without rates nothing is.
+    """What is dropped, and how; a recipe's `[dropout]` table.
 
-    `kind` "variational" (Gal): one mask a sequence and batch row, the same at every time step.
-    "naive" (Zaremba): fresh masks at every time step, on `input` and `output` alone.
+    The rates, from 0 (nothing is dropped) to below 1:
 
-    Rates: `input` of what each layer reads; `recurrent` of the state it reads back; `output` of
-    what the last layer gives; `word` of word types, each dropped everywhere in a sequence or
-    nowhere, and only in training; `cell` of an LSTM's memory (Moon et al.); `connect` of single
-    recurrent weights (drop-connect, one mask for the whole batch).
+    - `input`: of what each layer reads.
+    - `recurrent`: of the state that each layer reads back.
+    - `output`: of what the last layer gives.
+    - `word`: of word types, each dropped everywhere in a sequence or nowhere, and only in training.
+    - `cell`: of an LSTM's memory (Moon et al.).
+    - `connect`: of single recurrent weights (drop-connect, one mask for the whole batch).
 
-    `tied` gates share their masks; untied, each gate has its own. `shared` masks are the same for
-    all rows of a batch and folded into the weights: faster, and a noisier estimate. `noise`
-    "gaussian" is N(1, rate / (1 - rate)), of the same variance as "bernoulli".
+    How masks are drawn:
+
+    - `kind`: "variational" (Gal): one mask per sequence and batch row, the same at every time step.
+      "naive" (Zaremba): fresh masks at every time step, on `input` and `output` alone.
+    - `tied`: gates share their masks; untied, each gate has its own.
+    - `shared`: masks are the same for all rows of a batch and are folded into the weights: faster,
+      but a noisier estimate.
+    - `noise`: "bernoulli", or "gaussian": N(1, rate / (1 - rate)), of the same variance.
     """
 
     kind: Kind = "variational"
@@ -96,22 +102,22 @@ class DropoutSettings:
 
     @property
     def on_layers(self) -> bool:
-        """Whether anything but words is dropped."""
+        """Whether anything other than words is dropped."""
         return any(getattr(self, key) > 0 for key in RATES if key != "word")
 
     def check_feed_forward(self) -> None:
-        """A network without recurrence has inputs and outputs to drop, and nothing else."""
+        """Refuse what a network without recurrence cannot drop: it has only inputs and outputs."""
         only = DropoutSettings(self.kind, input=self.input, output=self.output, noise=self.noise)
         fits = self == only
         require((fits, "dropout", "of a network for images has input, output and noise only"))
 
     def check_cell(self, cell: str) -> None:
-        """Only an LSTM has a memory cell."""
+        """Refuse a rate of memory cells for anything but an LSTM, which alone has them."""
         fits = self.cell == 0 or cell.lower() == "lstm"
         require((fits, "dropout.cell", f"masks the memory of an lstm, which a {cell} has not"))
 
     def check_without_words(self) -> None:
-        """A series has none."""
+        """Refuse a rate of words, of which a series has none."""
         require(
             (
                 self.word == 0,
@@ -124,11 +130,12 @@ class DropoutSettings:
 class Mask(nn.Module):
     """Draws one kind of mask: 0 or 1 / (1 - rate), or Gaussian noise of the same variance.
 
-    By itself ("auto") a fresh one in every forward of train mode and none in eval mode. Whoever
-    averages over draws sets `mode`: "off", or "held" for one mask over several forwards, until
-    `renew`. A `per_step` mask is always fresh. One that is not `at_test` stays off in eval mode.
+    By itself (`mode` "auto") it draws a fresh mask in every forward of train mode, and none in eval
+    mode. Code that averages over draws sets `mode`: "off", or "held" for one mask over several
+    forwards, until `renew`. A `per_step` mask is always fresh. One that is not `at_test` stays off
+    in eval mode.
 
-    Masks come from torch's own generator of the device (or the one `renew` was given), by
+    Masks come from torch's own generator of the device (or the one that `renew` was given), by
     operations that can be recorded and replayed.
 
     >>> Mask(0.5).eval()((2, 3), like=torch.ones(())) is None
@@ -155,20 +162,19 @@ class Mask(nn.Module):
         return f"{self.rate}, {self.noise}"
 
     def renew(self, generator: torch.Generator | None = None) -> None:
-        """Let go of held masks; the next ones come from this generator (None: torch's own)."""
+        """Let go of held masks; the next ones come from `generator` (None: torch's own)."""
         self.held = {}
         self._generator = generator
 
     def of_rows(self, held: Held, rows: Tensor) -> Held:
-        """Held masks of these rows of the batch: a sequence that goes on in another row takes its
-        mask along."""
+        """Held masks of these rows of the batch: a sequence that changes its row keeps its mask."""
         if not self.by_row:
             return held
         taken = [mask.index_select(-2, rows) for mask in held.values()]
         return {tuple(mask.shape): mask for mask in taken}
 
     def forward(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
-        """The mask of this forward, of `like`'s type and device; None where nothing is masked."""
+        """The mask of this forward, of `like`'s type and device; None if nothing is masked."""
         on = self.training or (self.mode == "held" and self.at_test)
         if self.rate == 0 or self.mode == "off" or not on:
             return None
@@ -217,10 +223,10 @@ class MaskedEmbedding(nn.Embedding):
 class MaskedRNN(nn.Module):
     """An nn.LSTM, GRU or RNN with dropout; it takes over the plain layer's weights and their names.
 
-    A gate with masks z_x and z_h reads W (x_t * z_x) + U (h_t-1 * z_h) + b: W diag(z_x) and
-    U diag(z_h) are one draw of its weights (Gal: "use the same dropout mask at each time step").
-    Masks that differ between the rows of a batch and act inside the recurrence take a loop over
-    time; all others leave it to the device's own recurrent kernels.
+    A gate with masks z_x and z_h reads W (x_t * z_x) + U (h_t-1 * z_h) + b: W diag(z_x) and U
+    diag(z_h) are one draw of its weights (Gal: "use the same dropout mask at each time step").
+    Masks that differ between the rows of a batch and act inside the recurrence need a loop over
+    time; all others leave time to the device's own recurrent kernels.
 
     >>> rnn = MaskedRNN(nn.LSTM(3, 4, num_layers=2), DropoutSettings(input=0.5, recurrent=0.25))
     >>> y, (h, c) = rnn(torch.zeros(7, 2, 3))

@@ -19,7 +19,13 @@ from bayesrnn.models.linear import Linear
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """The shape of a `LanguageModel`; a recipe's `[model]` table."""
+    """The shape of a `LanguageModel`; a recipe's `[model]` table for text.
+
+    - `cell`: "lstm", "gru" or "rnn".
+    - `embedding`, `hidden`, `layers`: sizes.
+    - `tied`: the embedding and the softmax share their weights, which needs embedding = hidden.
+    - `init`: weights start uniform in +- this value.
+    """
 
     cell: Cell = "lstm"
     embedding: int = 650
@@ -46,10 +52,12 @@ class LanguageSettings:
 
 
 class LanguageModel(nn.Module):
-    """Token ids [T, B] (time first) to logits [T, B, vocabulary], with carried state.
+    """Token ids [T, B] (time first) to logits [T, B, vocabulary], with a state that is carried on.
 
-    Weights start uniform in +-init and biases at 0. nn's recurrent layers add two bias vectors;
-    the second is kept at 0 and frozen: made Bayesian it would double the bias's noise and KL.
+    The arguments are those of `LanguageSettings`, with the size of the vocabulary and `dropout`.
+
+    Weights start uniform in +-init and biases at 0. nn's recurrent layers add two bias vectors; the
+    second is kept at 0 and frozen, because made Bayesian it would double the bias's noise and KL.
     With `dropout` the weights, their names and their start are the same.
 
     >>> import torch
@@ -96,6 +104,7 @@ class LanguageModel(nn.Module):
     def from_settings(
         cls, vocabulary: int, settings: LanguageSettings, dropout: DropoutSettings | None = None
     ) -> "LanguageModel":
+        """The language model that `settings` describe, for so large a vocabulary."""
         return cls(vocabulary, **asdict(settings), dropout=dropout)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

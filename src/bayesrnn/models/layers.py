@@ -73,7 +73,7 @@ def open_forget_gates(rnn: nn.RNNBase | MaskedRNN) -> None:
 
 
 def detach(state: State) -> State:
-    """The state with its history cut off: truncated backpropagation starts here.
+    """Cut the state off from its history: truncated backpropagation starts here.
 
     >>> detach(torch.ones(1, requires_grad=True) * 2).requires_grad
     False

@@ -1,9 +1,9 @@
-"""`nn.Linear` and `F.linear`, whose products a CPU takes by the faster of two libraries.
+"""`nn.Linear` and `F.linear`, whose products a CPU computes with the faster of two libraries.
 
-torch takes float32 products on a CPU by MKL, which leaves half of an AMD processor idle; oneDNN,
-which torch has as well and uses for recurrent layers, does not (docs/performance.md). The products
-are the same to rounding. Which library is used follows from the sizes, never from a measurement, so
-that a run repeats itself bit by bit.
+torch computes float32 products on a CPU with MKL, which leaves half of an AMD processor idle.
+oneDNN, which torch has as well and uses for recurrent layers, does not (docs/performance.md). The
+products are the same to rounding. Which library is used follows from the sizes, never from a
+measurement, so that a run repeats itself bit by bit.
 """
 
 from typing import Any, TypeGuard
@@ -23,7 +23,7 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` whose large products a CPU takes by the faster of two libraries."""
+    """`nn.Linear` whose large products a CPU computes with the faster of two libraries."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)

@@ -26,8 +26,11 @@ from bayesrnn.models.linear import Linear
 class SeriesSettings:
     """The shape of a `Forecaster`; a recipe's `[model]` table for series.
 
-    `noise` is where the scale of the noise starts, in units of a column's spread. With a `season`
-    of N rows they are read beside those of N rows before; 0: they are not.
+    - `cell`: "lstm", "gru" or "rnn".
+    - `hidden`, `layers`: sizes.
+    - `init`: weights start uniform in +- this value.
+    - `noise`: where the scale of the noise starts, in units of a column's spread.
+    - `season`: with N rows, each row is read beside the one N rows before; 0: it is not.
     """
 
     cell: Cell = "gru"
@@ -46,13 +49,15 @@ class SeriesSettings:
 
 
 class Forecaster(nn.Module):
-    """Rows [T, B, columns] (time first) to [T, B, columns, 2], with carried state: of each column
-    of the next row its mean, and s, where softplus(s) is the scale of its noise.
+    """Rows [T, B, columns] (time first) to the next row's distribution, [T, B, columns, 2].
 
-    What is learnt of the mean is the change from the row that was read last, x_t. With a `season`
-    of N there is also x_t+1-N, which was there a season before the row that is predicted. The
-    layers read two differences and so no level, and the change is from a place between the two
-    rows, which a gate chooses:
+    For each column of the next row it gives the mean, and s, where softplus(s) is the scale of its
+    noise. Its state is carried on.
+
+    What is learnt of the mean is the change from x_t, the row that was read last. With a `season`
+    of N, it also has x_t+1-N, the row one season before the one that is predicted. The layers then
+    read two differences, and so no level, and the change is from a place between the two rows,
+    which a gate chooses:
 
         read = x_t - x_t-N, x_t+1-N - x_t
         mean = (1 - g) x_t + g x_t+1-N + change,    g = sigmoid(...) of each column
@@ -60,8 +65,8 @@ class Forecaster(nn.Module):
     The last N rows are carried on as the last part of the state, [N, B, columns]. Rows before the
     first are 0: the mean of what is scaled.
 
-    Weights start uniform in +-init; biases at 0, but those of an LSTM's forget gates at 1, and
-    those of s where the noise is `noise`.
+    Weights start uniform in +-init and biases at 0, with two exceptions: those of an LSTM's forget
+    gates start at 1, and those of s where the noise is `noise`.
 
     >>> model = Forecaster(columns=3, settings=SeriesSettings(hidden=5, season=24))
     >>> output, (h, rows) = model(torch.zeros(7, 2, 3))

@@ -1,9 +1,9 @@
 """Spectrograms to phones: networks whose outputs are read by connectionist temporal classification.
 
-Both networks take x [T, B, bands], where the frames behind an utterance's end are NaN, and give log
-probabilities [T', B, labels], the blank first, with the length of each utterance in T' steps. What
-they give for an utterance does not depend on those beside it. The hierarchical one never asks the
-host for a length, so that a GPU can replay it, and takes utterances without any frame.
+Both networks take x [T, B, bands], where the frames behind an utterance's end are NaN. They give
+log probabilities [T', B, labels], the blank first, and the length of each utterance in T' steps.
+What they give for an utterance does not depend on those beside it. The hierarchical one never asks
+the host for a length, so that a GPU can replay it, and takes utterances without any frame.
 """
 
 import math
@@ -25,13 +25,16 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class SpeechSettings:
-    """The shape of a network for speech; a recipe's `[model]` table for it.
+    """The shape of a network for speech; a recipe's `[model]` table for speech.
 
-    "blstm" is a bidirectional LSTM of `layers` layers with `hidden` cells a direction, which reads
-    `stack` frames at a time. "mdlstm" is the hierarchy of two-dimensional LSTMs of Graves &
-    Schmidhuber 2008: `cells` of each level and direction, `units` of the tanh layers between
-    levels, and the `windows` (time, frequency) in which each level reads the one below.
-    Weights start normal, with the deviation `init`.
+    - `network`: "blstm", a bidirectional LSTM, or "mdlstm", the hierarchy of two-dimensional LSTMs
+      of Graves & Schmidhuber 2008.
+    - `hidden`, `layers`, `stack` of "blstm": cells per direction, layers, and frames read at a
+      time.
+    - `cells`, `units`, `windows` of "mdlstm": cells of each level and direction, units of the tanh
+      layers between levels, and the windows (time, frequency) in which each level reads the one
+      below.
+    - `init`: the standard deviation of the weights, which start normal.
     """
 
     network: Literal["blstm", "mdlstm"] = "blstm"
@@ -75,14 +78,17 @@ class SpeechSettings:
 
     @property
     def frames_a_step(self) -> int:
-        """Frames of input for one step of output."""
+        """How many frames of input make one step of output."""
         if self.network == "blstm":
             return self.stack
         return math.prod(time for time, _ in self.windows)
 
 
 def build_speech_network(bands: int, labels: int, settings: SpeechSettings) -> nn.Module:
-    """The network for speech that `settings` names; `labels` counts the blank too."""
+    """The network for speech that `settings` describe.
+
+    `bands` is the number of bands of its input; `labels` counts the blank too.
+    """
     network = BidirectionalNetwork if settings.network == "blstm" else HierarchicalNetwork
     return network(bands, labels, settings)
 

@@ -53,11 +53,14 @@ def train(
     start: Bayesian | str | Path | None = None,
     task: Task | None = None,
 ) -> "Outcome":
-    """Train a recipe into the folder `out`; goes on where it holds a checkpoint of this recipe.
+    """Train a recipe into the folder `out`, or go on there from a checkpoint of this recipe.
 
-    `start` is what to begin with instead of a new model: another run's folder, whose words and
-    scales are kept, or a model, which is the one that is trained (of words, it must number them as
-    the recipe's own text does). `task` is the recipe's own, where it was built before.
+    - `fresh`: start over, and remove what an earlier run has written to `out`.
+    - `quiet`: print nothing.
+    - `start`: what to begin with instead of a new model. It is the folder of another run, whose
+      words and scales are kept, or a model, which is then the one that is trained (if it reads
+      words, it must number them as the recipe's own text does).
+    - `task`: the recipe's own task, if it was already built.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(
@@ -113,11 +116,15 @@ def _check_choice(recipe: Recipe, task: Task) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: after how many steps, whether all of them, after how many epochs, and
-    the figures of each (of those whose line in metrics.jsonl was not lost).
+    """How a training ended.
 
-    `watched` names the figure that tells how good an epoch's model is: the lower, the better.
-    `kept` is the epoch whose model the run has, the last or the best by that figure.
+    - `steps`, `epoch`: how many were taken in all.
+    - `finished`: whether these are all of them.
+    - `seconds`: how long the training took.
+    - `epochs`: the figures of each epoch (of those whose line in metrics.jsonl was not lost).
+    - `watched`: the name of the figure that tells how good an epoch's model is: the lower, the
+      better.
+    - `kept`: the epoch whose model the run has: the last, or the best by that figure.
     """
 
     steps: int

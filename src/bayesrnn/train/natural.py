@@ -1,5 +1,5 @@
 """Natural gradients: every weight learns in proportion to its posterior variance, and its precision
-from the curvature that the draws show."""
+follows the curvature that the draws show."""
 
 import math
 from collections.abc import Callable
@@ -21,20 +21,23 @@ class NaturalGradient(torch.optim.Optimizer):
     It is the Bayesian learning rule (Khan and Rue 2023; Lin et al. 2020, which keeps precisions
     positive), with momentum close to the IVON of Shen et al. (2024), for any prior.
 
+    - `sequences`: how many sequences an epoch reads. Gradients are of the loss per sequence, as
+      `FreeEnergy` gives them; F, below, is this many times that.
+    - `lr`: the rate of the means, on the scale of that of SGD without momentum.
+    - `momentum`: the part of the running mean of the gradients that each step keeps.
+    - `scale_rate`: the rate of the precisions, as a multiple of `lr`.
+
     With F the free energy of all the data, N `sequences`, s = 1 / sigma^2 and m the running mean of
     d F / d mu:
 
         mu <-  mu - (lr / N) (sigma^2 / v) m
         s  <-  s + r d + (r d)^2 / (2 s),   d = (d F / d sigma) / sigma,   r = lr scale_rate
 
-    both from the sigma that the draw was made with. v is the mean variance that training started
-    from, so that `lr` is on the scale of SGD's without momentum. Where a loss is quadratic d is its
-    curvature, plus the prior's, less s: s goes to the precision of the best independent Gaussian.
-    All else that is learnt (ordinary parameters, points, means of fixed scales, posteriors of your
-    own) takes SGD's step along the same running mean.
-
-    `sequences` is how many of them an epoch reads: gradients are of the loss a sequence, as
-    `FreeEnergy` gives them, and F is so many times that.
+    both from the sigma that the draw was made with. v is the mean variance at the start of
+    training, which gives `lr` its scale. Where a loss is quadratic, d is its curvature, plus the
+    prior's, less s: s goes to the precision of the best independent Gaussian. Everything else that
+    is learnt (ordinary parameters, points, means of fixed scales, posteriors of your own) takes
+    SGD's step along its own running mean.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class NaturalGradient(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update from the gradients that are there."""
+        """Take one step from the present gradients."""
         assert closure is None, "gradients are those of a draw: there is no closure to call again"
         for group in self.param_groups:
             group["taken"] += 1

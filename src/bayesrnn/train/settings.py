@@ -1,4 +1,4 @@
-"""A recipe's `[train]` table."""
+"""The `[train]` table of a recipe."""
 
 import inspect
 import math
@@ -43,28 +43,46 @@ def optimizer_class(name: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a model is trained.
+    """How a model is trained; a recipe's `[train]` table.
 
-    A step reads `unroll` tokens (or rows of a series) of each of `streams` streams, with the state
-    carried on; of images and reviews it reads `streams`, in an order of its own in every epoch.
-    `max_steps` 0 means no limit. `draws` weight draws a step are averaged. `clip` bounds the norm
-    of all gradients together (0: off).
+    The length of the training, and its batches:
 
-    `optimizer` is a class of torch.optim or "NaturalGradient", `options` its further arguments.
-    `lr` stays for `decay_after` epochs and is then multiplied by `decay` every epoch. Over the
-    first `warm_up` epochs the KL's weight rises from 0 to what it should be. After `average_after`
-    epochs (0: never) all that is learnt is averaged over the steps, and the average is what is
-    validated and saved as the model. Posteriors that look at the data (sharpening) do so after
-    `look_after` epochs only.
+    - `epochs`, `max_steps`: how long to train (`max_steps` 0: no limit on steps).
+    - `streams`, `unroll`: a step reads `unroll` tokens (or rows of a series) of each of `streams`
+      streams, with the state carried on. Of other data it reads `streams` examples, in an order of
+      its own in every epoch.
+    - `drop_last`: leave out the last, shorter cut of an epoch.
+    - `draws`: weight draws per step, which are averaged.
 
-    `precision` is what is computed in, what is learnt stays in float32: "tf32" (a GPU's own form of
-    it for products; the same as "float32" elsewhere) or "bfloat16". `engine` "auto" replays each
-    step as one graph on a GPU where it can, "eager" runs it kernel by kernel.
+    The optimiser:
 
-    After each epoch a validation text is read as `valid_streams` streams (1: exact, contiguous).
-    `keep` says which epoch's model a run ends with, the "last" or the "best" by what is watched.
-    With `patience` training ends after so many epochs without progress (0: never). Neither looks at
-    epochs of the warm-up.
+    - `optimizer`, `options`: a class of `torch.optim` or "NaturalGradient", and its further
+      arguments.
+    - `lr`, `decay`, `decay_after`: the rate is `lr` for `decay_after` epochs, and is then
+      multiplied by `decay` every epoch.
+    - `clip`: a bound on the norm of all gradients together (0: off).
+    - `warm_up`: the first epochs, over which the KL's weight rises from 0 to what it should be.
+    - `average_after`: after so many epochs (0: never) all that is learnt is averaged, at every
+      tenth step; the average is what is validated and saved as the model.
+    - `look_after`: posteriors that look at the data (sharpening) do so only after so many epochs.
+
+    Validation, and which model is kept:
+
+    - `valid_streams`: how many streams a validation text is read as after each epoch (1: exact,
+      contiguous).
+    - `keep`: which epoch's model a run ends with: the "last", or the "best" by the watched figure.
+    - `patience`: end the training after so many epochs without progress (0: never). Neither this
+      nor `keep` looks at epochs of the warm-up.
+
+    How it runs:
+
+    - `seed`, `device`: the seed of everything random; "auto" (a GPU if there is one), "cpu" or
+      "cuda".
+    - `precision`: what is computed in: "float32", "tf32" (a GPU's own form of it for products; the
+      same as "float32" elsewhere) or "bfloat16". What is learnt stays in float32.
+    - `engine`: "auto" replays each step as one graph on a GPU where it can; "eager" runs it kernel
+      by kernel.
+    - `checkpoint_minutes`: how often to save a checkpoint.
     """
 
     epochs: int = 20
