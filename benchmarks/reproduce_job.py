@@ -32,6 +32,7 @@ from bayesrnn.evaluate import (
     entropy_gap,
     evaluate_text,
     reversed_text,
+    search_temperature,
     text_uncertainty,
     unigram_entropy,
 )
@@ -107,6 +108,10 @@ class Evaluations:
         for rate in plan["rates"]:
             yield f"valid_de_{rate:g}", partial(self.dynamic, "valid", rate)
         yield "test_de_chosen", lambda: self.dynamic("test", self.chosen("valid_de"))
+        for how in ("", "_mc", "_de") if not self.points or self.masked else ("", "_de"):
+            yield f"temperature{how}", partial(self.temperature, how)
+            for split in splits:
+                yield f"{split}_tempered{how}", partial(self.tempered, split, how)
         if not self.points and not self.looks:
             for rate in plan["variance_rates"]:
                 yield f"valid_dv_{rate:g}", partial(self.dynamic, "valid", rate, True)
@@ -138,15 +143,13 @@ class Evaluations:
 
     # --- one step each -----------------------------------------------------------------------
 
-    def perplexity(self, split: str, samples: int = 0) -> Figures:
+    def perplexity(self, split: str, samples: int = 0, temperature: float = 1.0) -> Figures:
         """By the mean, or by draws: `evaluate [--samples N]`."""
         streams = self.plan["draw_streams"] if samples else 1
         generator = torch.Generator(self.device).manual_seed(1)
         loader = self.task.stream(split, streams)
-        return {
-            "streams": streams,
-            **asdict(evaluate_text(self.model, loader, samples, generator)),
-        }
+        found = evaluate_text(self.model, loader, samples, generator, temperature=temperature)
+        return {"streams": streams, **asdict(found)}
 
     def dynamic(
         self, split: str, rate: float, by_variance: bool = False, segment: int = 0
@@ -155,6 +158,34 @@ class Evaluations:
         loader = self.task.stream(split, 1, segment or self.recipe.train.unroll)
         found = dynamic_evaluate(self.model, loader, rate, by_variance=by_variance)
         return {"streams": 1, **asdict(found)}
+
+    def temperature(self, how: str) -> Figures:
+        """`--temperature search`: by the mean, by draws (_mc), or learning at the rate that was
+        best on valid (_de)."""
+        generator = torch.Generator(self.device).manual_seed(1)
+        if how == "_de":
+            rate, valid = self.chosen("valid_de"), self._segments("valid")
+            found = search_temperature(self.model, valid, rate=rate)
+        else:
+            samples = self.draws if how else 0
+            valid = self.task.stream("valid", self.plan["draw_streams"] if samples else 1)
+            found = search_temperature(self.model, valid, samples, generator)
+        return asdict(found)
+
+    def tempered(self, split: str, how: str) -> Figures:
+        """The same text's perplexity at that temperature."""
+        if f"temperature{how}" not in self.done:
+            raise UserError(f"there is no temperature{how}: it was left out or failed")
+        temperature = self.done[f"temperature{how}"]["temperature"]
+        if how == "_de":
+            rate, loader = self.chosen("valid_de"), self._segments(split)
+            found = dynamic_evaluate(self.model, loader, rate, temperature=temperature)
+            return {"temperature": temperature, "streams": 1, **asdict(found)}
+        samples = self.draws if how else 0
+        return {"temperature": temperature, **self.perplexity(split, samples, temperature)}
+
+    def _segments(self, split: str) -> StreamLoader:
+        return self.task.stream(split, 1, self.recipe.train.unroll)
 
     def by_short_segments(self, split: str) -> Figures:
         """`evaluate --dynamic RATE --by-variance --segment N`, at the rate of longer ones."""

@@ -90,6 +90,12 @@ def figures_of(job: Job) -> dict[str, Figure]:
             options = f"--split {split}{sharpened} --streams 1{moved}"
             metric = f"{split}_stream{how.replace('dv', 'de_by_variance')}"
             perplexity(metric, evaluation, options, BOUND)
+        for how in ("", "_mc", "_de"):
+            evaluation = f"{split}_tempered{how}"
+            rate, draws = (found.get(evaluation, {}).get(key) for key in ("rate", "samples"))
+            flags = {"": "", "_mc": f" --samples {draws}", "_de": f" --dynamic {rate}"}[how]
+            options = f"--split {split}{flags} --temperature search"
+            perplexity(evaluation, evaluation, options)
     draws = found.get("test_mc", {}).get("samples")
     perplexity("test_mc", "test_mc", f"--split test --samples {draws}")
     first_look = "valid_epoch1" if bound else "valid_epoch1_look"

@@ -27,6 +27,9 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
         "valid_dv_0.05": scored(level - 2, rate=0.05),
         "test_dv_chosen": scored(level - 6, rate=0.1),
         "test_short_dv": scored(level - 7, rate=0.1, segment=10),
+        "temperature": {"temperature": 1.07, "tried": []},
+        "test_tempered": scored(level - 1.2, temperature=1.07),
+        "test_tempered_de": scored(level - 5.8, temperature=1.02, rate=0.2),
     }
     if model == "sharpened":
         found |= {

@@ -45,6 +45,15 @@ def test_a_job_is_stopped_by_its_deadline_and_then_done_and_then_left_alone(tmp_
     assert found["test_de_chosen"]["rate"] in (0.05, 0.1)
     short = found["test_short_dv"]
     assert (short["segment"], short["rate"]) == (10, found["test_dv_chosen"]["rate"])
+    learning = {"rate": found["test_de_chosen"]["rate"]}
+    for how, rest in (("", {"samples": 0}), ("_mc", {"samples": 2}), ("_de", learning)):
+        best = found[f"temperature{how}"]
+        for split in ("valid", "test"):
+            tempered = found[f"{split}_tempered{how}"]
+            assert tempered.items() >= rest.items()
+            assert tempered["temperature"] == best["temperature"]
+        lowest = min(trial["perplexity"] for trial in best["tried"])
+        assert found[f"valid_tempered{how}"]["perplexity"] <= lowest * 1.001
     assert [row["samples"] for row in found["gap"]["by_draws"]] == [0, 2]
     assert "prune_80_retrained" in found
     assert str(tmp_path) not in job.read_text()

@@ -358,6 +358,9 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     command = summary["ptb.brnn.test_de_by_variance"]["command"]
     assert command.endswith("--split test --dynamic 0.1 --by-variance")
     assert values["brnn.test_de_short"] == 69.0
+    assert (values["brnn.test_tempered"], values["brnn.test_tempered_de"]) == (74.8, 70.2)
+    command = summary["ptb.brnn.test_tempered_de"]["command"]
+    assert command.endswith("--split test --dynamic 0.2 --temperature search")
     command = summary["ptb.brnn.test_de_short"]["command"]
     assert command.endswith("--split test --dynamic 0.1 --by-variance --segment 10")
     assert (values["brnn.valid_epoch1"], values["brnn.valid_epoch1_looks"]) == (249.0, 240.0)
