@@ -147,6 +147,16 @@ def gaps(job: Job) -> dict[str, Figure]:
             f"gap_{draws or 'mean'}": (row["gap"], unit, command(draws))
             for draws, row in sorted(rows.items())
         }
+    if job["model"] == "brnn":
+        figures |= {
+            f"test_draws_{draws or 'mean'}": (
+                row["perplexity"],
+                f"perplexity ({parts[0]['streams']} streams)",
+                command(draws),
+            )
+            for draws, row in sorted(rows.items())
+            if "perplexity" in row
+        }
     if job["model"] == "brnn" and 0 in rows:
         figures["entropy_reversed"] = (rows[0]["entropy_reversed"], unit, command(0))
         figures["unigram_entropy"] = (parts[0]["unigram_entropy"], unit, command(0))

@@ -65,12 +65,13 @@ def made_up_job(model: str, seed: int, level: float, **changes: Any) -> dict[str
                     "samples": n,
                     "gap": start
                     + (0.03 * (1 - 1 / (n + 1)) if model not in MASKED else -0.04 * (n > 0)),
+                    "perplexity": level + 2 - n / 20,
                     "entropy": 3.8,
                     "entropy_reversed": 4.45,
                 }
                 for n in draws
             ]
-            found[name] = {"unigram_entropy": 6.33, "by_draws": rows}
+            found[name] = {"streams": 20, "unigram_entropy": 6.33, "by_draws": rows}
     if model in ("brnn", "sharpened", "best"):
         curve = [(0.0, 0.0), (0.5, 0.2), (0.7, 1.2), (0.8, 4.0), (0.9, 20.0)]
         rows = [{"fraction": f, "error": level + 3 + up} for f, up in curve]

@@ -358,6 +358,8 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     command = summary["ptb.brnn.test_de_by_variance"]["command"]
     assert command.endswith("--split test --dynamic 0.1 --by-variance")
     assert values["brnn.test_de_short"] == 69.0
+    assert (values["brnn.test_draws_mean"], values["brnn.test_draws_50"]) == (78.0, 75.5)
+    assert summary["ptb.brnn.test_draws_50"]["unit"] == "perplexity (20 streams)"
     assert (values["brnn.test_tempered"], values["brnn.test_tempered_de"]) == (74.8, 70.2)
     command = summary["ptb.brnn.test_tempered_de"]["command"]
     assert command.endswith("--split test --dynamic 0.2 --temperature search")
