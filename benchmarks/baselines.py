@@ -33,19 +33,12 @@ from demo import state_of_the_union  # noqa: E402
 
 MASKS = ["dropout.kind=variational", "dropout.input=0.4", "dropout.output=0.4"]
 MASKS += ["dropout.recurrent=0.2"]
+LONG = ["train.epochs=24", "train.decay=0.7", "train.decay_after=16"]
 NETWORKS: dict[str, tuple[str, list[str], tuple[int, ...]]] = {
     "plain": ("demo-plain", [], (0,)),
-    "variational": (
-        "demo-plain",
-        [*MASKS, "train.epochs=16", "train.decay=0.7", "train.decay_after=8"],
-        (0, 10, 50),
-    ),
+    "dropout": ("demo-plain", [*MASKS, *LONG], (0, 10, 50)),
     "bayesian": ("demo-brnn", [], (0, 10, 50)),
-    "bayesian-long": (
-        "demo-brnn",
-        ["train.epochs=24", "train.decay=0.7", "train.decay_after=16"],
-        (0, 10, 50),
-    ),
+    "bayesian-long": ("demo-brnn", LONG, (0, 10, 50)),
 }
 """The recipe, what is changed in it, and the numbers of draws (0: the mean). The rates of the masks
 are the first that were tried."""
