@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 from demo import state_of_the_union  # noqa: E402
 
-MASKS = ["dropout.kind=variational", "dropout.input=0.4", "dropout.output=0.4"]
-MASKS += ["dropout.recurrent=0.2"]
+MASKS = ["dropout.kind=variational", "dropout.input=0.6", "dropout.output=0.6"]
+MASKS += ["dropout.recurrent=0.3"]
 LONG = ["train.epochs=24", "train.decay=0.7", "train.decay_after=16"]
 NETWORKS: dict[str, tuple[str, list[str], tuple[int, ...]]] = {
     "plain": ("demo-plain", [], (0,)),
@@ -41,7 +41,7 @@ NETWORKS: dict[str, tuple[str, list[str], tuple[int, ...]]] = {
     "bayesian-long": ("demo-brnn", LONG, (0, 10, 50)),
 }
 """The recipe, what is changed in it, and the numbers of draws (0: the mean). The rates of the masks
-are the first that were tried."""
+are the best on valid of three (0.4 and 0.2, 0.5 and 0.3, these: 121.1, 111.0 and 109.5, seed 1)."""
 
 
 def main() -> None:
