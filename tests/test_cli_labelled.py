@@ -155,7 +155,7 @@ def test_classes_have_a_temperature(
     command = ["evaluate", run, "--samples", samples]
     as_it_is = json.loads(cli(*command, "--json").out)
     found = json.loads(cli(*command, "--temperature", "search", "--json").out)
-    assert found["error_percent"] == as_it_is["error_percent"]
+    assert samples or found["error_percent"] == as_it_is["error_percent"]
     assert found["nll"] != as_it_is["nll"]
     best = min(found["temperatures"], key=lambda trial: trial["nll"])
     assert best["temperature"] / 1.1 <= found["temperature"] <= best["temperature"] * 1.1
@@ -169,8 +169,9 @@ def test_classes_have_a_temperature(
 
 def test_where_a_temperature_cannot_be(cli: Cli, finished: Callable[[str], Path]) -> None:
     for command in ("evaluate", "uncertainty"):
-        code, _, err = cli(command, finished("ratings"), "--temperature", 2)
-        assert (code, "--temperature is of classes" in err) == (2, True)
+        for heat in (1, 2, "search"):
+            code, _, err = cli(command, finished("ratings"), "--temperature", heat)
+            assert (code, "--temperature is of classes" in err) == (2, True)
         code, _, err = cli(command, finished("classes"), "--temperature", "search")
         said = " ".join(err.replace("│", " ").split())
         assert (code, "search needs a validation set, and this run has none" in said) == (2, True)

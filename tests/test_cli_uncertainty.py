@@ -10,6 +10,7 @@ import pytest
 
 import bayesrnn as br
 from bayesrnn.commands import uncertainty
+from bayesrnn.commands.temperature import Heat
 from bayesrnn.data import encode_file, encode_text
 from bayesrnn.evaluate import text_uncertainty
 from bayesrnn.train import loop
@@ -26,7 +27,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def figures_of(cli: Cli, *arguments: object) -> dict[str, Any]:
     code, out, err = cli("uncertainty", *arguments, "--json")
-    assert (code, err) == (0, "")
+    told = [line for line in err.splitlines() if not line.startswith("note: the best temperature")]
+    assert (code, told) == (0, [])
     return json.loads(out)
 
 
@@ -64,20 +66,41 @@ def test_each_number_of_draws_has_a_temperature_of_its_own(
 ) -> None:
     """Those that share one are read together, which changes nothing."""
 
-    def found(model: object, valid: object, count: int, *_: object) -> tuple[float, dict[str, Any]]:
-        return {0: 1.5, 1: 0.7, 3: 0.7}[count], {}
+    def found(heat: object, model: object, valid: object, count: int, *_: object) -> Heat:
+        own = {0: 1.5, 1: 0.7, 3: 1.5}[count]
+        return Heat(own, {"temperature": own}, {})
 
-    monkeypatch.setattr(uncertainty, "best_temperature", found)
+    monkeypatch.setattr(uncertainty, "heat_of", found)
     more = ["--gap", "--window", 10]
     searched = figures_of(cli, finished, "--samples", "0,1,3", *more, "--temperature", "search")
-    for line, heat in zip(searched["by_draws"], (1.5, 0.7, 0.7), strict=True):
+    for line, heat in zip(searched["by_draws"], (1.5, 0.7, 1.5), strict=True):
         own = ["--samples", line["samples"], *more]
+        monkeypatch.undo()
         alone = figures_of(cli, finished, *own, "--temperature", heat)
         assert alone["by_draws"] == [pytest.approx(line)]
         assert line["temperature"] == heat
         [before] = figures_of(cli, finished, *own)["by_draws"]
         assert "temperature" not in before
+        assert line["total"] != before["total"]
         assert (line["total"] > before["total"]) == (heat > 1)
+    assert [line["samples"] for line in searched["by_draws"]] == [0, 1, 3]
+
+
+def test_of_another_text_the_temperature_is_that_of_the_runs_own(
+    cli: Cli, finished: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text("w1 w2 w3 w4 w5 w6\n" * 30)
+    options = ["--samples", "0", "--temperature", "search"]
+    [own] = figures_of(cli, finished, *options)["by_draws"]
+    [other] = figures_of(cli, finished, *options, "--text", text)["by_draws"]
+    assert other["temperature"] == own["temperature"]
+    assert other["nll"] != own["nll"]
+    data = br.read_recipe(finished / "recipe.toml").data.path
+    [moved] = figures_of(cli, finished, *options, "--text", text, "--data", data)["by_draws"]
+    assert moved == other
+    refused = cli("uncertainty", finished, "--text", text, "--data", data)
+    assert (refused.code, "--data is of the run's own text" in refused.err) == (2, True)
 
 
 def test_the_gap_compares_with_the_reverse_a_shuffle_and_a_foreign_text(

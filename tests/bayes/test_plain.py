@@ -88,6 +88,51 @@ def test_neither_follows_the_other() -> None:
     assert torch.equal(network(x), said)
 
 
+def test_nothing_of_a_bayesian_model_is_left() -> None:
+    """No class of `bayes`, no hook: so it can be run, and even pickled, without the package."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.listed = nn.ParameterList([torch.randn(2), torch.randn(2)])
+            self.named = nn.ParameterDict({"a": torch.randn(2)})
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.linear(x * self.listed[0] + self.listed[1]) + self.named["a"]
+            return found
+
+    model = br.bayesianize(Parts(), br.Gaussian(0.1)).eval()
+    network = br.plain_network(model)
+    x = torch.randn(3, 2)
+    assert torch.equal(network(x), model(x))
+    assert list(network.state_dict()) == list(Parts().state_dict())
+    kept = [value for part in network.modules() for value in (type(part), *vars(part).values())]
+    kept += list(network._state_dict_hooks.values())
+    modules = {getattr(each, "__module__", None) or "" for each in kept}
+    assert not [name for name in modules if name.startswith("bayesrnn")]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_masks_come_from_torchs_own_generator(inside: bool) -> None:
+    """Whatever drew the model's masks before, or draws them at present."""
+    net = br.LanguageModel(7, 4, 4, dropout=br.DropoutSettings(input=0.5))
+    model, x = br.bayesianize(net, br.Gaussian(0.1)).eval(), torch.randint(7, (5, 3))
+    with model.weights("sample"):
+        model.resample(generator=torch.Generator().manual_seed(2))
+        model(x)
+        networks = [br.plain_network(model).train() for _ in range(2)]
+    if not inside:
+        networks = [br.plain_network(model).train() for _ in range(2)]
+    torch.manual_seed(1)
+    first = networks[0](x)[0]
+    torch.manual_seed(1)
+    again = networks[0](x)[0]
+    other = networks[1](x)[0]
+    assert torch.equal(first, again)
+    assert not torch.equal(other, again)
+
+
 def test_the_draw_that_a_model_holds_stays_its_own() -> None:
     model, x = model_of(br.Gaussian(0.3), prune=False), torch.randint(7, (5, 3))
     with model.hold():

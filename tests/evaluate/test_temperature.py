@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn.evaluate.perplexity import token_losses
+from bayesrnn.evaluate.reader import draw_seeds
 from bayesrnn.evaluate.temperature import TEMPERATURES, _lowest
 
 WORDS = 20
@@ -23,7 +25,7 @@ def model() -> br.Bayesian:
     net = br.LanguageModel(WORDS, 6, 7, 1, init=1.0)
     with torch.no_grad():
         net.decoder.weight.mul_(4)
-    return br.bayesianize(net, br.Gaussian(0.2)).eval()
+    return br.bayesianize(net, br.Gaussian((0.05, 0.4))).eval()
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_the_best_is_where_an_optimiser_finds_the_lowest(
     else:
         logits, y = logits_of(model, loader)
         draws = [logits]
-    best = minimize_scalar(lambda t: nll(draws, y, t), bounds=(0.5, 2.8), method="bounded")
+    best = minimize_scalar(lambda t: nll(draws, y, t), bounds=(0.5, 4.0), method="bounded")
     generator = torch.Generator().manual_seed(8)
     found = br.search_temperature(model, loader, samples, generator)
     assert 1.1 < best.x < 2.6  # inside, so that there is something to find
@@ -122,12 +124,36 @@ def test_figures_by_token_are_those_of_divided_logits(
     assert torch.equal(found.top_tokens, as_it_is.top_tokens)
 
 
-def test_total_is_aleatoric_and_epistemic_at_any_temperature(
+def test_figures_of_draws_are_those_of_each_draws_divided_logits(
     model: br.Bayesian, loader: br.StreamLoader
 ) -> None:
-    found = br.text_uncertainty(model, loader, (5,), temperature=0.6)[5]
-    torch.testing.assert_close(found.total, found.aleatoric + found.epistemic)
+    found = br.text_uncertainty(model, loader, (3,), seed=4, temperature=0.6)[3]
+    draws = []
+    for seed in draw_seeds(4, 3):
+        with model.weights("sample"):
+            model.resample(generator=torch.Generator().manual_seed(seed))
+            logits, y = logits_of(model, loader)
+        draws.append((logits / 0.6).softmax(-1))
+    p, each = torch.stack(draws).mean(0), torch.stack(draws)
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+    close(found.total, torch.special.entr(p).sum(-1))
+    close(found.aleatoric, torch.special.entr(each).sum(-1).mean(0))
+    close(found.nll, F.nll_loss(p.log(), y, reduction="none"))
     assert found.epistemic.mean() > 0.01
+
+
+def test_classes_by_draws_have_the_same_definition() -> None:
+    model, x = br.bayesianize(nn.Linear(3, 4), br.Gaussian(1.0)), torch.randn(6, 3)
+    generator = torch.Generator().manual_seed(8)
+    prediction = br.predict(model, x, samples=3, output=br.Categorical(2.5), generator=generator)
+    generator, draws = torch.Generator().manual_seed(8), []
+    for _ in range(3):
+        network = br.plain_network(model, "sample", generator)
+        draws.append((network(x).detach() / 2.5).softmax(-1))
+    each = torch.stack(draws)
+    torch.testing.assert_close(prediction.mean, each.mean(0))
+    aleatoric = torch.special.entr(each).sum(-1).mean(0)
+    torch.testing.assert_close(prediction.aleatoric, aleatoric)
 
 
 def test_one_is_no_temperature(model: br.Bayesian, loader: br.StreamLoader) -> None:
@@ -165,13 +191,33 @@ def test_dynamic_evaluation_scores_with_it_and_learns_without(
     found = br.search_temperature(model, loader, rate=0.02)
     plain = br.dynamic_evaluate(model, loader, 0.02)
     tried = {trial.temperature: trial.nll for trial in found.tried}
-    assert tried[1.0] == pytest.approx(plain.nll, rel=1e-9)
+    assert tried[1.0] == pytest.approx(plain.nll, rel=1e-6)
     hot = br.dynamic_evaluate(model, loader, 0.02, temperature=TEMPERATURES[-1])
-    assert tried[TEMPERATURES[-1]] == pytest.approx(hot.nll, rel=1e-9)
+    assert tried[TEMPERATURES[-1]] == pytest.approx(hot.nll, rel=1e-6)
+    varied = br.search_temperature(model, loader, rate=0.02, by_variance=True)
+    other = br.dynamic_evaluate(model, loader, 0.02, by_variance=True, temperature=2.0)
+    at = {trial.temperature: trial.nll for trial in varied.tried}
+    assert at[2.0] == pytest.approx(other.nll, rel=1e-6)
+    assert abs(at[2.0] - tried[2.0]) > 1e-4
     still = br.dynamic_evaluate(model, loader, 0.0, temperature=2.0)
     assert still.nll == pytest.approx(br.evaluate_text(model, loader, temperature=2.0).nll)
     best = br.dynamic_evaluate(model, loader, 0.02, temperature=found.temperature)
     assert best.nll <= min(tried.values()) + 1e-6
+
+
+def test_whether_it_diverges_is_no_matter_of_temperature(
+    model: br.Bayesian, loader: br.StreamLoader
+) -> None:
+    still = br.dynamic_evaluate(model, loader, 1e-9, temperature=0.1)
+    expected = br.evaluate_text(model, loader, temperature=0.1).nll
+    assert still.nll == pytest.approx(expected, rel=1e-4)
+    assert expected > math.log(WORDS) + 1  # more than a loss may be that has not diverged
+    for call in (
+        lambda: br.dynamic_evaluate(model, loader, 30.0, temperature=1000.0),
+        lambda: br.search_temperature(model, loader, rate=30.0),
+    ):
+        with pytest.raises(br.UserError, match="with the rate 30 diverges"):
+            call()
 
 
 def test_an_ensemble_has_one(model: br.Bayesian, loader: br.StreamLoader) -> None:
@@ -193,9 +239,46 @@ def test_a_parabolas_lowest_point_is_found() -> None:
     assert _lowest(temperatures, [1.0, 2.0, 3.0]) == 0.5
     assert _lowest(temperatures, [3.0, 2.0, 1.0]) == 2.0
     assert _lowest([1.0, 2.0, 4.0], [2.0, 1.0, 1.0]) == pytest.approx(2.0**1.5)
+    uneven = [-1.0, 0.5, 1.0]
+    found = _lowest([2.0**k for k in uneven], [(k - 0.3) ** 2 for k in uneven])
+    assert found == pytest.approx(2.0**0.3)
+    assert _lowest([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == 1.0
+    assert _lowest([1.0, 2.0, 4.0], [math.nan, 1.0, 2.0]) == 2.0
+    assert _lowest([1.0, 2.0, 4.0], [math.inf, 1.0, 2.0]) == 2.0
 
 
-@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, "hot", None])
+def test_one_beyond_those_tried_is_told(model: br.Bayesian) -> None:
+    """Random words: the less is said of them the better."""
+    ids = np.random.default_rng(1).integers(0, WORDS, 400).astype(np.int32)
+    with torch.no_grad():
+        for block in model.each_block():
+            block.loc.mul_(3)
+    found = br.search_temperature(model, br.StreamLoader(ids, 1, 50))
+    assert found.at_end
+    assert found.temperature == TEMPERATURES[-1] == 8.0
+
+
+def test_a_model_without_a_loss_has_none(model: br.Bayesian, loader: br.StreamLoader) -> None:
+    with torch.no_grad():
+        for block in model.each_block():
+            block.loc.fill_(math.nan)
+    with pytest.raises(br.UserError, match="the model's loss is nan, so no temperature"):
+        br.search_temperature(model, loader)
+
+
+def test_what_does_not_go_together(model: br.Bayesian, loader: br.StreamLoader) -> None:
+    with pytest.raises(br.Invalid, match="samples must be 0 with a rate"):
+        br.search_temperature(model, loader, samples=3, rate=0.1)
+    with pytest.raises(br.Invalid, match="by_variance is of a rate"):
+        br.search_temperature(model, loader, by_variance=True)
+    labelled = br.ExampleLoader(
+        br.Examples(torch.zeros(2, 3), torch.zeros(2).long(), ["a", "b"]), 2
+    )
+    with pytest.raises(br.Invalid, match="rate is of dynamic evaluation, and so of texts"):
+        br.search_temperature(model, labelled, rate=0.1)
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, 1e-4, 1e4, math.nan, math.inf, "hot", None])
 def test_what_is_no_temperature(wrong: object, model: br.Bayesian, loader: br.StreamLoader) -> None:
     calls: list[Callable[[], object]] = [
         lambda: br.evaluate_text(model, loader, temperature=wrong),  # type: ignore[arg-type]
@@ -204,7 +287,9 @@ def test_what_is_no_temperature(wrong: object, model: br.Bayesian, loader: br.St
         lambda: br.Categorical(wrong),  # type: ignore[arg-type]
     ]
     for call in calls:
-        with pytest.raises(br.Invalid, match="temperature must be a finite number above 0, got"):
+        with pytest.raises(
+            br.Invalid, match=r"temperature must be a number from 0\.001 to 1000, got"
+        ):
             call()
 
 

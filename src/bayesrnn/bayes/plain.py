@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from bayesrnn.bayes.bayesian import Bayesian, check_bayesian, uncompiled
 from bayesrnn.bayes.bayesianize import copied
+from bayesrnn.bayes.binding import PARTED, without_places
 from bayesrnn.bayes.block import Block
 from bayesrnn.bayes.processes import rank_generator
+from bayesrnn.models.dropout import Mask
 
 
 def plain_network(
@@ -18,8 +20,9 @@ def plain_network(
 ) -> nn.Module:
     """A copy of the wrapped network as a plain module, at the posterior mean or at one draw.
 
-    Nothing Bayesian is left in it: its weights are ordinary parameters again, under their old
-    names. Use it to deploy or export (`torch.export`, ONNX), to train on as a plain network, or to
+    Nothing of a Bayesian model is left in it: its weights are ordinary parameters again, under
+    their old names, and its dropout masks come from torch's own generator. Use it to deploy or
+    export (`torch.export`, ONNX), to train on as a plain network, or to
     run several draws apart. The copy is on the model's device, in eval mode; a change of one does
     not reach the other. Pruned weights are 0.
 
@@ -42,9 +45,16 @@ def plain_network(
             weight = nn.Parameter(value.clone())
             for layer, local in model.binding.places(name):  # tied weights have several
                 setattr(network.get_submodule(paths[layer]), local, weight)
+    classes = {drawn: plain for plain, drawn in PARTED.items()}
     for layer in network.modules():
+        layer.__class__ = classes.get(type(layer), type(layer))
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()  # in cuDNN's order again
+        if isinstance(layer, Mask):
+            layer.renew()
+    hooks = network._state_dict_hooks
+    for key in [key for key, hook in hooks.items() if hook is without_places]:
+        del hooks[key]
     return network.eval()
 
 

@@ -35,15 +35,10 @@ from bayesrnn.commands.options import (
 )
 from bayesrnn.commands.series import series_ahead, series_scores
 from bayesrnn.commands.tables import print_table, show, shown, table_of, watching
-from bayesrnn.commands.temperature import (
-    Temperature,
-    temperature_of,
-    tempered,
-    tempered_output,
-)
+from bayesrnn.commands.temperature import Temperature, note_split, output_of, temperature_of
 from bayesrnn.commands.texts import dynamic_text, rate_of, sharpened_bound, text, width_of
 from bayesrnn.description import complexity, describe
-from bayesrnn.evaluate import Categorical, evaluate_labelled, evaluate_speech, write_predictions
+from bayesrnn.evaluate import evaluate_labelled, evaluate_speech, write_predictions
 from bayesrnn.evaluate.ctc import Search, decoder
 from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.reader import Watch
@@ -232,6 +227,7 @@ def evaluate(
     if isinstance(task, LanguageTask):
         note_unknown(recipe.data.path, task.corpus.part(split), task.vocabulary)
     note_part(recipe, data, split)
+    note_split(heat, split)
     generator = torch.Generator(place).manual_seed(seed)
     ahead: Backtest | None = None
     with watching() as watch:
@@ -382,11 +378,11 @@ def _labelled(
     count: int,
     generator: torch.Generator,
     predictions: Path | None,
-    temperature: OrSearch,
+    temperature: OrSearch | None,
     watch: Watch,
 ) -> dict[str, Any]:
     """The scores of images or reviews; each one's prediction into a file, where one is given."""
-    output, tried = tempered_output(task, model, count, generator, temperature, watch)
+    output, heat = output_of(task, model, count, generator, temperature, watch)
     examples = task.examples(split)
     advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
     found, prediction = evaluate_labelled(model, examples, output, count, generator, advance)
@@ -397,8 +393,8 @@ def _labelled(
         "samples": count,
         **found.scores,
         "expected_nll": found.expected_nll,
-        **(tempered(output.temperature) if isinstance(output, Categorical) else {}),
-        **tried,
+        **heat.figures,
+        **heat.tried,
     }
 
 

@@ -1,18 +1,20 @@
 """--temperature, of several commands."""
 
-import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
 
 from bayesrnn.bayes import Network
-from bayesrnn.commands.options import OrSearch, or_search
+from bayesrnn.commands.options import OrSearch, note, or_search
 from bayesrnn.data import ExampleLoader, StreamLoader
 from bayesrnn.evaluate import Categorical, search_temperature
 from bayesrnn.evaluate.draws import each_draw
 from bayesrnn.evaluate.outputs import Likelihood
+from bayesrnn.evaluate.perplexity import COLDEST, HOTTEST
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.train.task import LabelledTask
 
@@ -26,53 +28,71 @@ Temperature = Annotated[
 ]
 
 
-def temperature_of(given: str | None) -> OrSearch:
-    """What --temperature gives; 1 where it is left out."""
-    fits = "--temperature is a finite number above 0"
-    return 1.0 if given is None else or_search(given, lambda t: 0 < t < math.inf, fits)
+def temperature_of(given: str | None) -> OrSearch | None:
+    """What --temperature gives; None where it is left out."""
+    fits = f"--temperature is a number from {COLDEST:g} to {HOTTEST:g}"
+    return None if given is None else or_search(given, lambda t: COLDEST <= t <= HOTTEST, fits)
 
 
-def best_temperature(
+def note_split(temperature: OrSearch | None, split: str) -> None:
+    """Say where a search would look at what is scored."""
+    if temperature == "search" and split in ("valid", "all"):
+        note("the temperature is chosen on the validation set, which is part of what is scored")
+
+
+class Heat(NamedTuple):
+    """A temperature, and what a command says of it: nothing where none was asked for."""
+
+    value: float
+    figures: dict[str, float]
+    tried: dict[str, Any]
+
+
+def heat_of(
+    temperature: OrSearch | None,
     model: Network,
-    valid: StreamLoader | ExampleLoader,
+    valid: Callable[[], StreamLoader | ExampleLoader],
     count: int,
     generator: torch.Generator | None,
     watch: Watch,
     **dynamic: Any,
-) -> tuple[float, dict[str, Any]]:
-    """The temperature that is best on what is for validation, and those tried. The generator is
+) -> Heat:
+    """The temperature that was given, or the best one on what is for validation. The generator is
     left as it was."""
-    advance = watch("trying temperatures on valid", valid.targets * len(each_draw(model, count)))
+    if temperature is None:
+        return Heat(1.0, {}, {})
+    if temperature != "search":
+        return Heat(temperature, {"temperature": temperature}, {})
+    loader = valid()
+    advance = watch("trying temperatures on valid", loader.targets * len(each_draw(model, count)))
     state = None if generator is None else generator.get_state()
-    found = search_temperature(model, valid, count, generator, advance, **dynamic)
+    found = search_temperature(model, loader, count, generator, advance, **dynamic)
     if generator is not None and state is not None:
         generator.set_state(state)
-    return found.temperature, {"temperatures": [asdict(trial) for trial in found.tried]}
+    if found.at_end:
+        note(
+            f"the best temperature, {found.temperature:g}, is the last that was tried: the "
+            "probabilities have little to do with what comes"
+        )
+    tried = {"temperatures": [asdict(trial) for trial in found.tried]}
+    return Heat(found.temperature, {"temperature": found.temperature}, tried)
 
 
-def tempered_output(
+def output_of(
     task: LabelledTask,
     model: Network,
     count: int,
     generator: torch.Generator,
-    temperature: OrSearch,
+    temperature: OrSearch | None,
     watch: Watch,
-) -> tuple[Likelihood, dict[str, Any]]:
-    """What a task's output says by this temperature, and those tried if there was a search."""
-    if temperature == 1.0:
-        return task.output, {}
-    if not isinstance(task.output, Categorical):
+) -> tuple[Likelihood, Heat]:
+    """What a task's output says by this temperature."""
+    if temperature is not None and not isinstance(task.output, Categorical):
         raise typer.BadParameter("--temperature is of classes, and this run predicts numbers")
-    if temperature != "search":
-        return Categorical(temperature), {}
-    if "valid" not in task.data.splits:
+    if temperature == "search" and "valid" not in task.data.splits:
         raise typer.BadParameter(
             "--temperature search needs a validation set, and this run has none: give a number"
         )
-    found, tried = best_temperature(model, task.examples("valid"), count, generator, watch)
-    return Categorical(found), tried
-
-
-def tempered(temperature: float) -> dict[str, float]:
-    """A temperature among the figures, where it is one."""
-    return {} if temperature == 1.0 else {"temperature": temperature}
+    valid = partial(task.examples, "valid")
+    heat = heat_of(temperature, model, valid, count, generator, watch)
+    return (task.output if temperature is None else Categorical(heat.value)), heat

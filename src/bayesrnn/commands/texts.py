@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
 from bayesrnn.bayes import Bayesian, Network
 from bayesrnn.commands.options import OrSearch, or_search
-from bayesrnn.commands.temperature import best_temperature, tempered
+from bayesrnn.commands.temperature import heat_of
 from bayesrnn.errors import Invalid
 from bayesrnn.evaluate import dynamic_evaluate, evaluate_text, search_rate
 from bayesrnn.evaluate.draws import each_draw
@@ -25,19 +26,17 @@ def text(
     count: int,
     generator: torch.Generator,
     streams: int,
-    temperature: OrSearch,
+    temperature: OrSearch | None,
     watch: Watch,
 ) -> dict[str, Any]:
     """The perplexity of a text, at the mean or over `count` draws."""
     draws = len(each_draw(model, count))
-    tried: dict[str, Any] = {}
-    if temperature == "search":
-        valid = task.stream("valid", streams)
-        temperature, tried = best_temperature(model, valid, count, generator, watch)
+    valid = partial(task.stream, "valid", streams)
+    heat = heat_of(temperature, model, valid, count, generator, watch)
     loader = task.stream(split, streams)
     advance = watch(f"reading {split}", loader.targets * draws)
-    found = evaluate_text(model, loader, count, generator, advance, temperature)
-    return {"streams": streams, **asdict(found), **tempered(temperature), **tried}
+    found = evaluate_text(model, loader, count, generator, advance, heat.value)
+    return {"streams": streams, **asdict(found), **heat.figures, **heat.tried}
 
 
 def dynamic_text(
@@ -48,7 +47,7 @@ def dynamic_text(
     unroll: int,
     rate: OrSearch,
     by_variance: bool,
-    temperature: OrSearch,
+    temperature: OrSearch | None,
     watch: Watch,
 ) -> dict[str, Any]:
     """Dynamic evaluation, and the rates and the temperatures tried if there was a search."""
@@ -58,15 +57,13 @@ def dynamic_text(
         advance = watch("trying rates on valid", loader.targets * len(RATES))
         search = search_rate(model, loader, RATES, advance=advance, by_variance=by_variance)
         rate, tried = search.rate, {"search": [asdict(trial) for trial in search.tried]}
-    if temperature == "search":
-        loader = task.stream("valid", streams, unroll)
-        how = {"rate": rate, "by_variance": by_variance}
-        temperature, temperatures = best_temperature(model, loader, 0, None, watch, **how)
-        tried |= temperatures
+    valid = partial(task.stream, "valid", streams, unroll)
+    how = {"rate": rate, "by_variance": by_variance}
+    heat = heat_of(temperature, model, valid, 0, None, watch, **how)
     loader = task.stream(split, streams, unroll)
     advance = watch(f"reading {split}", loader.targets)
-    found = dynamic_evaluate(model, loader, rate, 0.0, advance, by_variance, temperature)
-    return {"streams": streams, **asdict(found), **tempered(temperature), **tried}
+    found = dynamic_evaluate(model, loader, rate, 0.0, advance, by_variance, heat.value)
+    return {"streams": streams, **asdict(found), **heat.figures, **heat.tried, **tried}
 
 
 def sharpened_bound(

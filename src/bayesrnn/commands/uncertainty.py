@@ -33,11 +33,12 @@ from bayesrnn.commands.options import (
 from bayesrnn.commands.series import series_uncertainty
 from bayesrnn.commands.tables import columns, print_table, show, shown, table_of, watching
 from bayesrnn.commands.temperature import (
+    Heat,
     Temperature,
-    best_temperature,
+    heat_of,
+    note_split,
+    output_of,
     temperature_of,
-    tempered,
-    tempered_output,
 )
 from bayesrnn.data import (
     CaptionData,
@@ -64,7 +65,7 @@ from bayesrnn.evaluate import (
 )
 from bayesrnn.evaluate.calibration import BINS
 from bayesrnn.evaluate.draws import each_draw
-from bayesrnn.evaluate.outputs import Categorical, Normal
+from bayesrnn.evaluate.outputs import Normal
 from bayesrnn.evaluate.reader import Watch
 from bayesrnn.evaluate.uncertainty import WINDOW, check_window, reading_cost
 from bayesrnn.saving import vocabulary_of
@@ -145,7 +146,8 @@ def uncertainty(
     """
     counts = draw_counts("10" if samples is None else samples)
     heat = temperature_of(temperature)
-    for flag, used in (("--split", split is not None), ("--data", data != "")):
+    searched = heat == "search"  # on the run's own text, whatever is read
+    for flag, used in (("--split", split is not None), ("--data", data != "" and not searched)):
         if text is not None and used:
             raise typer.BadParameter(f"{flag} is of the run's own text; leave it or --text out")
     for flag, given in (("--foreign", foreign), ("--window", window)):
@@ -161,7 +163,7 @@ def uncertainty(
         counts = [0]
     elif max(counts) > 0:
         check_draws(run, model, "--samples, or give --samples 0")
-    recipe = recipe if text is not None else with_data(run, recipe, data)
+    recipe = recipe if text is not None and not searched else with_data(run, recipe, data)
     settings, part = recipe.data, split or "test"
     if isinstance(settings, SpeechData):
         raise UserError(
@@ -174,12 +176,14 @@ def uncertainty(
         flags = {"--text": text is not None, "--out": out is not None, "--gap": gap}
         flags |= {"--temperature": temperature is not None, "--bins": bins != BINS}
         check_flags(recipe, flags)
-    note_part(recipe, data, part)
+    if text is None:
+        note_part(recipe, data, part)
+        note_split(heat, part)
     with watching() as watch:
         if isinstance(settings, TextData):
             assert vocabulary is not None
             corpus = None
-            if text is None or heat == "search":
+            if text is None or searched:
                 corpus = load_text(settings, vocabulary)
                 note_data(runs, recipe, corpus.digest, data)
             if text is None:
@@ -193,13 +197,16 @@ def uncertainty(
                 which: StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name=name)
                 for which, (name, ids) in texts.items()
             }
-            heats = dict.fromkeys(counts, 1.0 if heat == "search" else heat)
-            if heat == "search":
+
+            def valid() -> StreamLoader:
                 assert corpus is not None
-                valid = StreamLoader(corpus.part("valid"), 1, EVALUATION_TOKENS, device=place)
-                for count in counts:
-                    generator = torch.Generator(place).manual_seed(seed)
-                    heats[count], _ = best_temperature(model, valid, count, generator, watch)
+                ids = corpus.part("valid")
+                return StreamLoader(ids, 1, EVALUATION_TOKENS, device=place, name="valid")
+
+            heats = {}
+            for count in counts:
+                generator = torch.Generator(place).manual_seed(seed)
+                heats[count] = heat_of(heat, model, valid, count, generator, watch)
             found = _text(model, loaders, heats, bins, seed, gap, window or WINDOW, watch)
             found.figures["unigram_entropy"] = unigram_entropy(texts["text"].ids)
             if out is not None:
@@ -278,7 +285,7 @@ def _texts(
 def _text(
     model: Network,
     loaders: Mapping[str, StreamLoader],
-    heats: Mapping[int, float],
+    heats: Mapping[int, Heat],
     bins: int,
     seed: int,
     gap: bool,
@@ -295,17 +302,20 @@ def _text(
                 raise UserError(f"text {loader.name}: {error} by --window") from error
     found: dict[str, dict[int, TextUncertainty]] = {}
     for which, loader in loaders.items():
-        groups = [[n for n in heats if heats[n] == heat] for heat in dict.fromkeys(heats.values())]
-        cost = sum(reading_cost(model, loader.targets, counts) for counts in groups)
-        advance, found[which] = watch(f"reading {which}", cost), {}
-        for counts in groups:  # draws that share a temperature are read together
-            heat = heats[counts[0]]
-            found[which] |= text_uncertainty(model, loader, counts, seed, 1, advance, heat)
+        groups: dict[float, list[int]] = {}  # draws that share a temperature are read together
+        for count, heat in heats.items():
+            groups.setdefault(heat.value, []).append(count)
+        cost = sum(reading_cost(model, loader.targets, counts) for counts in groups.values())
+        advance = watch(f"reading {which}", cost)
+        read: dict[int, TextUncertainty] = {}
+        for value, counts in groups.items():
+            read |= text_uncertainty(model, loader, counts, seed, 1, advance, value)
+        found[which] = {count: read[count] for count in heats}
     here = found.pop("text")
     by_draws = [
         {
             **each.summary(),
-            **tempered(heats[count]),
+            **heats[count].figures,
             **_scores(each, bins),
             **(_gap(each, found["reversed"][count]) if gap else {}),
         }
@@ -339,7 +349,7 @@ def _labelled(
     counts: Sequence[int],
     bins: int,
     seed: int,
-    temperature: OrSearch,
+    temperature: OrSearch | None,
     watch: Watch,
 ) -> Found:
     """`uncertainty` of images or reviews: the same draws for every count, as far as they go."""
@@ -351,11 +361,10 @@ def _labelled(
     by_draws: list[dict[str, Any]] = []
     for count in counts:
         generator = torch.Generator(task.device).manual_seed(seed)
-        output, _ = tempered_output(task, model, count, generator, temperature, watch)
+        output, heat = output_of(task, model, count, generator, temperature, watch)
         advance = watch(f"reading {split}", examples.targets * len(each_draw(model, count)))
         result, found = evaluate_labelled(model, examples, output, count, generator, advance)
-        heat = tempered(output.temperature) if isinstance(output, Categorical) else {}
-        by_draws.append({**labelled_uncertainty(result, found, targets, bins), **heat})
+        by_draws.append({**labelled_uncertainty(result, found, targets, bins), **heat.figures})
     figures = {"split": split, "examples": examples.targets}
     measure = "uncertainties are variances" if numbers else "entropies in nats an example"
     return Found(task.unit, measure, figures, by_draws)

@@ -120,8 +120,10 @@ def score_dynamic(
     )
     check_temperatures(temperatures)
     check_segment(loader)
+    more = () if set(temperatures) == {1.0} else temperatures
     with torch.inference_mode(False), torch.enable_grad():
-        return _means(Learner(model, rate, clip, by_variance, temperatures), loader, advance)
+        nlls = _means(Learner(model, rate, clip, by_variance, more), loader, advance)
+    return nlls[1:] if more else nlls
 
 
 def check_segment(loader: StreamLoader) -> None:
@@ -188,9 +190,10 @@ class Learner:
         rate: float,
         clip: float = 0.0,
         by_variance: bool = False,
-        temperatures: Sequence[float] = (1.0,),
+        temperatures: Sequence[float] = (),
     ) -> None:
-        self.rate, self.clip, self._temperatures = rate, clip, tuple(temperatures)
+        self.rate, self.clip = rate, clip
+        self._more = tuple(temperatures)  # beside 1, which says whether it diverges
         self.guess = math.nan  # the loss a token of a uniform guess, known after the first cut
         self._worst: float | None = None  # a loss above this one has diverged
         self.model = copied(model).eval()
@@ -205,14 +208,14 @@ class Learner:
         self._step = min([rate, *(torch.finfo(p.dtype).max for p in self._parameters)])
 
     def __call__(self, x: Tensor, y: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Score a cut, [temperatures, T, B], then learn from it."""
+        """Score a cut, then learn from it. [1 + temperatures, T, B]: the first is without one."""
         at_once = self.rate > 0 and y.shape[1] == 1  # from what it is scored by
         with self.model.weights("mean"), torch.set_grad_enabled(at_once):
             logits, state = self.model(x, as_state(carried))
             losses = token_losses(logits, y)  # [T, B]
         scored = losses.detach().double()[None]
-        if self._temperatures != (1.0,):
-            scored = losses_by(logits.detach(), y, self._temperatures)
+        if self._more:
+            scored = torch.cat([scored, losses_by(logits.detach(), y, self._more)])
         self.guess = math.log(logits.shape[-1])
         if at_once:
             self._learn(losses.sum())
@@ -294,7 +297,7 @@ def _shares(model: Bayesian) -> dict[int, Tensor]:
 def _means(
     learner: Learner, loader: StreamLoader, advance: Callable[[int], None] | None
 ) -> list[float]:
-    """The loss a token by each temperature, unless the best of them diverges."""
+    """The loss a token, and that by each temperature, unless it diverges."""
     total = torch.zeros((), dtype=torch.float64, device=loader.device)
     count, nlls = 0, [math.nan]
     for number, losses in enumerate(read_through(loader, learner, advance)):
@@ -303,5 +306,5 @@ def _means(
         if number % LOOK_SEGMENTS and count < loader.targets:
             continue
         nlls = [each / count for each in total.tolist()]
-        learner.check(min(nlls), count, loader.targets)
+        learner.check(nlls[0], count, loader.targets)
     return nlls

@@ -1,7 +1,7 @@
 """Scores of labelled examples, by the posterior mean or by the average over draws."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,13 @@ def score_labelled(
     """The loss of classes by several temperatures at once, for which each draw is run but once."""
     check_temperatures(temperatures)
 
-    def log_p(member: Bayesian) -> Tensor:
+    def losses(member: Bayesian) -> Iterator[Tensor]:
         raw, targets = _outputs(member, loader, advance)
         if targets.is_floating_point():
             raise ValueError("a temperature is of classes, and the targets here are numbers")
-        return -losses_by(raw, targets, temperatures)
+        yield losses_by(raw, targets, temperatures)
 
-    return score(model, samples, generator, log_p)
+    return score(model, samples, generator, losses)
 
 
 def labelled_uncertainty(

@@ -84,35 +84,40 @@ def score_text(
     """The same by several temperatures at once, for which the text is read but once."""
     check_temperatures(temperatures)
 
-    def log_p(member: Bayesian) -> Tensor:
+    def losses(member: Bayesian) -> Iterator[Tensor]:
         thin = None if samples else text_reader(member, loader.streams)
-        cuts = read_through(loader, _cut(thin or member, temperatures), advance)
-        return -torch.cat([losses.flatten(1).clone() for losses in cuts], dim=1)
+        for found in read_through(loader, _cut(thin or member, temperatures), advance):
+            yield found.flatten(1)
 
-    return score(model, samples, generator, log_p)
+    return score(model, samples, generator, losses)
 
 
 def score(
     model: Network,
     samples: int,
     generator: torch.Generator | None,
-    log_p: Callable[[Bayesian], Tensor],
+    losses: Callable[[Bayesian], Iterator[Tensor]],
 ) -> Scored:
-    """Averages over the draws: `log_p` gives that of each target, [temperatures, N], under the
-    weights in force."""
-    expected: Tensor | float = 0.0
-    log_sum: Tensor | None = None  # log of the summed probabilities
+    """Averages over the draws: `losses` gives those of each target under the weights in force,
+    [temperatures, n] at a time, each overwritten by the next."""
     draws = each_draw(model, samples)
+    expected: Tensor | float = 0.0
+    log_sum: Tensor | None = None  # of each target, log of the summed probabilities
     with evaluating(model):
         for member in draws:
             with drawn(member, samples, generator):
-                found = log_p(member)
-            expected = expected - found.mean(dim=1).cpu() / len(draws)
-            log_sum = found if log_sum is None else torch.logaddexp(log_sum, found)
+                if len(draws) == 1:  # then its sum is all that is asked for
+                    parts = [(part.sum(dim=1), part.shape[1]) for part in losses(member)]
+                    total = torch.stack([part for part, _ in parts]).sum(dim=0)
+                    nll = (total / sum(count for _, count in parts)).tolist()
+                    return Scored(nll, nll, 1)
+                log_p = -torch.cat([part.clone() for part in losses(member)], dim=1)
+            expected = expected - log_p.mean(dim=1).cpu() / len(draws)
+            log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
     assert log_sum is not None
     assert isinstance(expected, Tensor)
-    nll = math.log(len(draws)) - log_sum.mean(dim=1)
-    return Scored(nll.tolist(), expected.tolist(), len(draws))
+    nll = (math.log(len(draws)) - log_sum.mean(dim=1)).tolist()
+    return Scored(nll, expected.tolist(), len(draws))
 
 
 def token_losses(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
@@ -125,20 +130,30 @@ def token_losses(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> T
 
 def losses_by(logits: Tensor, targets: Tensor, temperatures: Sequence[float]) -> Tensor:
     """Those of each temperature, in double: [temperatures, ...]."""
-    return torch.stack([token_losses(logits, targets, each).double() for each in temperatures])
+    if len(temperatures) == 1:
+        return token_losses(logits, targets, temperatures[0]).double()[None]
+    wide = tempered(logits, 1.0)
+    wide = wide - wide.amax(dim=-1, keepdim=True)
+    picked = wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    found = [(wide / heat).exp().sum(dim=-1).log() - picked / heat for heat in temperatures]
+    return torch.stack(found).double()
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Logits over the temperature, in single precision at least."""
+    """Logits divided by the temperature, in single precision at least."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return wide if temperature == 1.0 else wide / temperature
+    return wide if temperature == 1.0 else wide / float(temperature)
+
+
+COLDEST, HOTTEST = 1e-3, 1e3
+"""The ends of what temperatures may be: beyond them single precision has no softmax."""
 
 
 def check_temperatures(temperatures: Sequence[float]) -> None:
     """Refuse what logits cannot be divided by."""
     for temperature in temperatures:
-        fits = isinstance(temperature, Real) and 0 < temperature < math.inf
-        said = f"must be a finite number above 0, got {temperature!r}"
+        fits = isinstance(temperature, Real) and COLDEST <= temperature <= HOTTEST
+        said = f"must be a number from {COLDEST:g} to {HOTTEST:g}, got {temperature!r}"
         require((fits, "temperature", said))
 
 
