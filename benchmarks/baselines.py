@@ -42,6 +42,7 @@ NETWORKS: dict[str, tuple[str, list[str], tuple[int, ...]]] = {
 }
 """The recipe, what is changed in it, and the numbers of draws (0: the mean). The rates of the masks
 are the best on valid of three (0.4 and 0.2, 0.5 and 0.3, these: 121.1, 111.0 and 109.5, seed 1)."""
+COMMAND = "python benchmarks/baselines.py --out RUNS"
 
 
 def main() -> None:
@@ -72,7 +73,9 @@ def main() -> None:
             together = {"network": f"{name} x {len(models)}", "seed": None}
             rows += measured(br.Ensemble(models), task, [n for n in counts if n <= 10], together)
     found = {
-        "command": f"python benchmarks/baselines.py --out RUNS --seeds {given.seeds}",
+        "command": f"{COMMAND} --seeds {given.seeds}"
+        + ("" if given.only == ",".join(NETWORKS) else f" --only {given.only}")
+        + ("" if given.data is None else " --data TEXT"),
         "commit": given.commit or present_commit(),
         **hardware(),
         "networks": {name: (f"recipes/{r}.toml", c) for name, (r, c, _) in NETWORKS.items()},

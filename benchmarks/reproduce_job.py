@@ -108,10 +108,6 @@ class Evaluations:
         for rate in plan["rates"]:
             yield f"valid_de_{rate:g}", partial(self.dynamic, "valid", rate)
         yield "test_de_chosen", lambda: self.dynamic("test", self.chosen("valid_de"))
-        for how in ("", "_mc", "_de") if not self.points or self.masked else ("", "_de"):
-            yield f"temperature{how}", partial(self.temperature, how)
-            for split in splits:
-                yield f"{split}_tempered{how}", partial(self.tempered, split, how)
         if not self.points and not self.looks:
             for rate in plan["variance_rates"]:
                 yield f"valid_dv_{rate:g}", partial(self.dynamic, "valid", rate, True)
@@ -132,6 +128,10 @@ class Evaluations:
         if not self.points or self.masked:
             yield "valid_mc", partial(self.perplexity, "valid", self.draws)
             yield "gap_more", partial(self.gap, plan["gap_draws_more"])
+        for how in ("", "_mc", "_de") if not self.points or self.masked else ("", "_de"):
+            yield f"temperature{how}", partial(self.temperature, how)
+            for split in splits:
+                yield f"{split}_tempered{how}", partial(self.tempered, split, how)
 
     def early_steps(self) -> Iterator[Step]:
         """Those of a model that can look after its first epoch."""
@@ -162,23 +162,22 @@ class Evaluations:
     def temperature(self, how: str) -> Figures:
         """`--temperature search`: by the mean, by draws (_mc), or learning at the rate that was
         best on valid (_de)."""
-        generator = torch.Generator(self.device).manual_seed(1)
         if how == "_de":
             rate, valid = self.chosen("valid_de"), self._segments("valid")
-            found = search_temperature(self.model, valid, rate=rate)
-        else:
-            samples = self.draws if how else 0
-            valid = self.task.stream("valid", self.plan["draw_streams"] if samples else 1)
-            found = search_temperature(self.model, valid, samples, generator)
-        return asdict(found)
+            return {"rate": rate, **asdict(search_temperature(self.model, valid, rate=rate))}
+        samples = self.draws if how else 0
+        generator = torch.Generator(self.device).manual_seed(1)
+        valid = self.task.stream("valid", self.plan["draw_streams"] if samples else 1)
+        return asdict(search_temperature(self.model, valid, samples, generator))
 
     def tempered(self, split: str, how: str) -> Figures:
         """The same text's perplexity at that temperature."""
         if f"temperature{how}" not in self.done:
             raise UserError(f"there is no temperature{how}: it was left out or failed")
-        temperature = self.done[f"temperature{how}"]["temperature"]
+        search = self.done[f"temperature{how}"]
+        temperature = search["temperature"]
         if how == "_de":
-            rate, loader = self.chosen("valid_de"), self._segments(split)
+            rate, loader = search["rate"], self._segments(split)
             found = dynamic_evaluate(self.model, loader, rate, temperature=temperature)
             return {"temperature": temperature, "streams": 1, **asdict(found)}
         samples = self.draws if how else 0

@@ -10,12 +10,14 @@ figures of the test text with logits as they are and divided by the temperature 
 
 import argparse
 import json
-import platform
+import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from reproduce_job import hardware
 
 import bayesrnn as br
 from bayesrnn.evaluate import reversed_text
@@ -33,12 +35,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="of dynamic evaluation")
     given = parser.parse_args()
     found = {
-        "command": "python benchmarks/temperature.py " + " ".join(map(str, given.runs)),
+        "command": shlex.join(["python", "benchmarks/temperature.py", *sys.argv[1:]]),
         "samples": given.samples,
         "streams": given.streams,
         "rate": given.rate,
-        "torch": torch.__version__,
-        "machine": f"{torch.get_num_threads()} threads, {platform.machine()}",
+        **hardware(),
         "runs": [measured(run, given) for run in given.runs],
     }
     print(json.dumps(found, indent=1))

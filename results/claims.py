@@ -10,7 +10,7 @@ from math import prod
 from compare import Published, Summary, shown
 from tables import cell, table
 
-NAMED = re.compile(r"\{([^}:]+)(?::([^}]+))?\}")
+NAMED = re.compile(r"\{([^}:]*)(?::([^}]*))?\}")
 """A key of the summary in a text, whose number stands there in the end, in the format behind a
 colon where there is one: {a.key} or {a.key:.1f}."""
 VERDICTS = {"yes": "hold", "in part": "hold in part", "no": "do not"}
@@ -30,6 +30,19 @@ def with_numbers(text: str, summary: Summary) -> str:
 def named_in(text: str) -> set[str]:
     """The keys that a text names."""
     return {key for key, _ in NAMED.findall(text)}
+
+
+def format_problems(text: str) -> list[str]:
+    """Formats that no number can be given in, and braces that name nothing."""
+    problems = []
+    for _, wanted in NAMED.findall(text):
+        try:
+            format(0.5, wanted)
+        except ValueError:
+            problems.append(f"published.toml: {wanted!r} is no format of a number, in {text!r}")
+    if re.search(r"[{}]", NAMED.sub("", text)):
+        problems.append(f"published.toml: a brace that names nothing, in {text!r}")
+    return problems
 
 
 def is_number(word: str) -> bool:
@@ -65,6 +78,7 @@ def claim_problems(published: Published, summary: Summary) -> list[str]:
         if claim["see"] not in titles and ".md#" not in claim["see"]:
             problems.append(f"{name} leads to {claim['see']!r}, which is no section")
         named = named_in(claim["here"]) | {k for c in claim["because"] for k in keys_of(c)}
+        problems += format_problems(claim["here"])
         missing = sorted(named - summary.keys())
         problems += [f"{name} names {key}, which is not in summary.json" for key in missing]
         if not missing:

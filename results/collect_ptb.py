@@ -92,10 +92,15 @@ def figures_of(job: Job) -> dict[str, Figure]:
             perplexity(metric, evaluation, options, BOUND)
         for how in ("", "_mc", "_de"):
             evaluation = f"{split}_tempered{how}"
-            rate, draws = (found.get(evaluation, {}).get(key) for key in ("rate", "samples"))
-            flags = {"": "", "_mc": f" --samples {draws}", "_de": f" --dynamic {rate}"}[how]
-            options = f"--split {split}{flags} --temperature search"
-            perplexity(evaluation, evaluation, options)
+            by = found.get(evaluation, {})
+            flags = {
+                "_mc": f" --samples {by.get('samples')}",
+                "_de": f" --dynamic {by.get('rate')}",
+            }
+            several = f" --streams {by['streams']}" if by.get("streams", 1) > 1 else ""
+            options = f"--split {split}{flags.get(how, '')}{several} --temperature search"
+            metric = f"{split}{'_mean' if bound else ''}_tempered{how}"
+            perplexity(metric, evaluation, options)
     draws = found.get("test_mc", {}).get("samples")
     perplexity("test_mc", "test_mc", f"--split test --samples {draws}")
     first_look = "valid_epoch1" if bound else "valid_epoch1_look"
@@ -151,8 +156,9 @@ def gaps(job: Job) -> dict[str, Figure]:
         figures |= {
             f"test_draws_{draws or 'mean'}": (
                 row["perplexity"],
-                f"perplexity ({parts[0]['streams']} streams)",
-                command(draws),
+                f"perplexity ({parts[0]['streams']} streams; the command's draws are others)",
+                f"bayesrnn evaluate RUN --split test --streams {parts[0]['streams']} "
+                f"--samples {draws}",
             )
             for draws, row in sorted(rows.items())
             if "perplexity" in row

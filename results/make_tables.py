@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from claims import claim_problems, claims, named_in, with_numbers
+from claims import claim_problems, claims, format_problems, named_in, with_numbers
 from compare import Published, comparison, comparison_problems, read_published, short_table
 from tables import cell, code, number, table
 
@@ -234,8 +234,9 @@ def readme_results(summary: Summary, published: Published) -> str:
 
 
 def highlight_problems(summary: Summary, published: Published) -> list[str]:
-    named = {key for line in published["highlights"] for key in named_in(line["says"])}
-    return [
+    texts = [line["says"] for line in published["highlights"]]
+    named = {key for text in texts for key in named_in(text)}
+    return [problem for text in texts for problem in format_problems(text)] + [
         f"published.toml: a highlight names {key}, which is not in summary.json"
         for key in sorted(named - summary.keys())
         if summary

@@ -1,6 +1,7 @@
 """The command line: what it prints, and one clear line for whatever is wrong."""
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.main import get_command
 
 import bayesrnn
 from bayesrnn import storage
+from bayesrnn.cli import app
 from bayesrnn.train import loop
 from small_runs import (
     EPOCH,
@@ -609,6 +612,9 @@ def test_a_loss_that_is_not_finite_is_one_line(cli: Cli, recipe: Path, tmp_path:
         (["--epochs", "3"], "train.epochs=..."),
         (["--valid-streams=3"], "train.valid_streams=..."),
         (["--scale", "1"], "data.scale=... or posterior.scale=... or prior.scale=..."),
+        (["--epoch", "3"], "train.epochs=..."),
+        (["--train.epochs=3"], "train.epochs=..."),
+        (["--kind", "delta"], "data.kind=... or dropout.kind=... or posterior.kind=... or prior"),
         (["-e", "3"], "table.key=value"),
     ],
 )
@@ -621,6 +627,30 @@ def test_a_setting_written_as_an_option_is_told_how_it_is_written(
     wanted = f"there is no option {option[0].partition('=')[0]}; settings of the recipe are given"
     assert f"{wanted} as {key}" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "meant"),
+    [
+        ("train", "--strat", "--start"),
+        ("train", "--quite", "--quiet"),
+        ("prepare", "--jsn", "--json"),
+    ],
+)
+def test_an_option_that_is_mistyped_is_guessed(
+    command: str, option: str, meant: str, cli: Cli, recipe: Path, tmp_path: Path
+) -> None:
+    result = cli(command, recipe, option, "x", "--out", tmp_path / "run")
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.err).split())
+    assert (result.code, f"there is no option {option}; did you mean {meant}?" in said) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_the_options_that_are_guessed_are_those_there_are(command: str) -> None:
+    module = importlib.import_module(f"bayesrnn.commands.{command}")
+    parameters = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    there = {option for each in parameters for option in each.opts if option.startswith("--")}
+    assert set(module.OPTIONS) == there | {"--help"}
 
 
 # --- disks -----------------------------------------------------------------------------------

@@ -278,6 +278,18 @@ def test_a_highlight_may_not_name_what_is_not_there(root: Path):
     assert "a highlight names toy.brnn.valid, which is not in summary.json" in checked.stderr
 
 
+def test_a_number_must_have_a_format(root: Path):
+    publish(root, brnn_valid=78.8)
+    text = PUBLISHED.replace("{toy.brnn.valid:.2f}", "{toy.brnn.valid:1x}")
+    text = text.replace('here = "{toy.brnn.valid} against', 'here = "{toy.brnn.valid against')
+    (root / "results" / "published.toml").write_text(text)
+    checked = run(root)
+    assert checked.returncode == 1
+    assert "published.toml: '1x' is no format of a number, in" in checked.stderr
+    assert "a brace that names nothing, in '{toy.brnn.valid against" in checked.stderr
+    assert "Traceback" not in checked.stderr
+
+
 def test_the_page_begins_with_the_claims_and_whether_they_hold(root: Path):
     publish(root, brnn_valid=78.06)
     assert run(root).returncode == 0
@@ -359,7 +371,7 @@ def test_jobs_become_entries_with_the_mean_over_their_seeds(root: Path):
     assert command.endswith("--split test --dynamic 0.1 --by-variance")
     assert values["brnn.test_de_short"] == 69.0
     assert (values["brnn.test_draws_mean"], values["brnn.test_draws_50"]) == (78.0, 75.5)
-    assert summary["ptb.brnn.test_draws_50"]["unit"] == "perplexity (20 streams)"
+    assert summary["ptb.brnn.test_draws_50"]["unit"].startswith("perplexity (20 streams; ")
     assert (values["brnn.test_tempered"], values["brnn.test_tempered_de"]) == (74.8, 70.2)
     command = summary["ptb.brnn.test_tempered_de"]["command"]
     assert command.endswith("--split test --dynamic 0.2 --temperature search")

@@ -138,17 +138,24 @@ TABLES: Mapping[str, Sequence[type]] = {
 """A recipe's tables, and what each may hold."""
 
 
-def settings_called(name: str) -> list[str]:
-    """The keys of the settings of this name, whatever their table.
+def settings_like(name: str) -> list[str]:
+    """The keys of the settings that this name is meant for, whatever their table: those of that
+    name (with its table, or without), or else of the one that is most like it.
 
-    >>> settings_called("epochs"), settings_called("layers"), settings_called("sigma1")
-    (['train.epochs'], ['model.layers'], ['prior.sigma1'])
+    >>> settings_like("epochs"), settings_like("Epoch"), settings_like("train.lr")
+    (['train.epochs'], ['train.epochs'], ['train.lr'])
     """
-    return [
-        f"{key}.{name}"
-        for key, kinds in TABLES.items()
-        if any(field.name == name for kind in kinds for field in dataclasses.fields(kind))
-    ]
+    names: dict[str, list[str]] = {}
+    for table, kinds in TABLES.items():
+        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+        for own in sorted(
+            fields | ({"kind"} if any(hasattr(kind, "kind") for kind in kinds) else set())
+        ):
+            names.setdefault(own, []).append(f"{table}.{own}")
+            names[f"{table}.{own}"] = [f"{table}.{own}"]
+    name = name.lower().replace("-", "_")
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return names.get(name) or (names[close[0]] if close else [])
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -464,7 +471,7 @@ def _describe(hint: Any) -> str:
 
 def _unknown(table: str, key: str, known: Sequence[str], said: str) -> str:
     """What to say of a key that a table (or the recipe itself) does not have."""
-    elsewhere = settings_called(key)
+    elsewhere = [name for name in settings_like(key) if name.endswith(f".{key}")]
     if any(name.startswith(f"{table}.") for name in elsewhere):  # another kind has it
         elsewhere = []
     close = difflib.get_close_matches(key, known, n=1) or elsewhere

@@ -1,5 +1,6 @@
 """What several commands take, and how it is checked."""
 
+import difflib
 import math
 import os
 import sys
@@ -26,7 +27,7 @@ from bayesrnn.data.vocabulary import END, UNKNOWN
 from bayesrnn.errors import UserError
 from bayesrnn.evaluate.ctc import Search
 from bayesrnn.files import file_to_write
-from bayesrnn.recipe import Recipe, differences, settings_called
+from bayesrnn.recipe import Recipe, differences, settings_like
 from bayesrnn.saving import load, load_recipe, vocabulary_of
 from bayesrnn.train.metrics import epochs_missing
 from bayesrnn.train.run import PLACES, Run, changed_data, shown
@@ -98,13 +99,17 @@ def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
 
 
-def check_settings(words: Sequence[str]) -> None:
-    """Refuse an option that a command does not have, where it takes a recipe and settings; say how
-    those are given."""
+def check_settings(words: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse an option that a command does not have, where it takes a recipe and settings; say
+    which of its `options` may be meant, or how a setting is given."""
     for word in words:
         if word.startswith("-"):
             option = word.partition("=")[0]
-            keys = settings_called(option.lstrip("-").replace("-", "_"))
+            name = option.lstrip("-")
+            keys = settings_like(name)
+            close = difflib.get_close_matches(option, options, n=1, cutoff=0.7)
+            if close and not any(f".{key}".endswith(f".{name}") for key in keys):
+                raise typer.BadParameter(f"there is no option {option}; did you mean {close[0]}?")
             given = " or ".join(f"{key}=..." for key in keys) or "table.key=value"
             raise typer.BadParameter(
                 f"there is no option {option}; settings of the recipe are given as {given}"

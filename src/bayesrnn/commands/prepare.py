@@ -12,6 +12,8 @@ from bayesrnn.data import SpeechData, load_speech, prepare_speech
 from bayesrnn.errors import UserError
 from bayesrnn.recipe import read_recipe
 
+OPTIONS = ("--out", "--json", "--help")
+
 
 def prepare(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe for speech.")],
@@ -29,7 +31,7 @@ def prepare(
 
     bayesrnn prepare recipes/an4-ml.toml data.path=an4 --out an4-mel
     """
-    check_settings([str(recipe), *(settings or ())])
+    check_settings([str(recipe), *(settings or ())], OPTIONS)
     data = read_recipe(recipe, settings or ()).data
     if not isinstance(data, SpeechData):
         raise UserError(f"{recipe} is a recipe for {data.kind}; only speech is prepared")
