@@ -34,11 +34,14 @@ from demo import state_of_the_union  # noqa: E402
 MASKS = ["dropout.kind=variational", "dropout.input=0.6", "dropout.output=0.6"]
 MASKS += ["dropout.recurrent=0.3"]
 LONG = ["train.epochs=24", "train.decay=0.7", "train.decay_after=16"]
+AVERAGED = ["train.epochs=24", "train.decay=1.0", "train.average_after=12"]
 NETWORKS: dict[str, tuple[str, list[str], tuple[int, ...]]] = {
     "plain": ("demo-plain", [], (0,)),
     "dropout": ("demo-plain", [*MASKS, *LONG], (0, 10, 50)),
     "bayesian": ("demo-brnn", [], (0, 10, 50)),
     "bayesian-long": ("demo-brnn", LONG, (0, 10, 50)),
+    "dropout-averaged": ("demo-plain", [*MASKS, *AVERAGED], (0, 10)),
+    "bayesian-averaged": ("demo-brnn", AVERAGED, (0, 10)),
 }
 """The recipe, what is changed in it, and the numbers of draws (0: the mean). The rates of the masks
 are the best on valid of three (0.4 and 0.2, 0.5 and 0.3, these: 121.1, 111.0 and 109.5, seed 1)."""
