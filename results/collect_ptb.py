@@ -92,13 +92,11 @@ def figures_of(job: Job) -> dict[str, Figure]:
             perplexity(metric, evaluation, options, BOUND)
         for how in ("", "_mc", "_de"):
             evaluation = f"{split}_tempered{how}"
-            by = found.get(evaluation, {})
-            flags = {
-                "_mc": f" --samples {by.get('samples')}",
-                "_de": f" --dynamic {by.get('rate')}",
-            }
-            several = f" --streams {by['streams']}" if by.get("streams", 1) > 1 else ""
-            options = f"--split {split}{flags.get(how, '')}{several} --temperature search"
+            by = {"samples": 0, "rate": 0.0, "streams": 1} | found.get(evaluation, {})
+            flags = f" --samples {by['samples']}" if how == "_mc" else ""
+            flags += f" --dynamic {by['rate']}" if how == "_de" else ""
+            flags += f" --streams {by['streams']}" if by["streams"] > 1 else ""
+            options = f"--split {split}{flags} --temperature search"
             metric = f"{split}{'_mean' if bound else ''}_tempered{how}"
             perplexity(metric, evaluation, options)
     draws = found.get("test_mc", {}).get("samples")

@@ -1,7 +1,6 @@
 """The command line: what it prints, and one clear line for whatever is wrong."""
 
 import errno
-import importlib
 import json
 import os
 import re
@@ -15,11 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.main import get_command
 
 import bayesrnn
 from bayesrnn import storage
-from bayesrnn.cli import app
 from bayesrnn.train import loop
 from small_runs import (
     EPOCH,
@@ -643,14 +640,6 @@ def test_an_option_that_is_mistyped_is_guessed(
     result = cli(command, recipe, option, "x", "--out", tmp_path / "run")
     said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.err).split())
     assert (result.code, f"there is no option {option}; did you mean {meant}?" in said) == (2, True)
-
-
-@pytest.mark.parametrize("command", ["train", "prepare"])
-def test_the_options_that_are_guessed_are_those_there_are(command: str) -> None:
-    module = importlib.import_module(f"bayesrnn.commands.{command}")
-    parameters = get_command(app).commands[command].params  # type: ignore[attr-defined]
-    there = {option for each in parameters for option in each.opts if option.startswith("--")}
-    assert set(module.OPTIONS) == there | {"--help"}
 
 
 # --- disks -----------------------------------------------------------------------------------

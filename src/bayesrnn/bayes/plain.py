@@ -22,9 +22,9 @@ def plain_network(
 
     Nothing of a Bayesian model is left in it: its weights are ordinary parameters again, under
     their old names, and its dropout masks come from torch's own generator. Use it to deploy or
-    export (`torch.export`, ONNX), to train on as a plain network, or to
-    run several draws apart. The copy is on the model's device, in eval mode; a change of one does
-    not reach the other. Pruned weights are 0.
+    export (`torch.export`, ONNX), to train on as a plain network, or to run several draws apart.
+    The copy is on the model's device, in eval mode; a change of one does not reach the other.
+    Pruned weights are 0.
 
     `weights` is "mean" or "sample". A draw is of the weights alone, without dropout masks; it comes
     from `generator` (on the weights' device), or from torch's own.

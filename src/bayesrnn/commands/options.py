@@ -99,9 +99,10 @@ def check_flags(recipe: Recipe, used: Mapping[str, bool]) -> None:
             raise typer.BadParameter(f"{flag} is not for a run on {recipe.data.kind}")
 
 
-def check_settings(words: Sequence[str], options: Sequence[str]) -> None:
+def check_settings(context: typer.Context, words: Sequence[str]) -> None:
     """Refuse an option that a command does not have, where it takes a recipe and settings; say
-    which of its `options` may be meant, or how a setting is given."""
+    which of its own may be meant, or how a setting is given."""
+    options = [option for own in context.command.params for option in own.opts]
     for word in words:
         if word.startswith("-"):
             option = word.partition("=")[0]

@@ -12,10 +12,9 @@ from bayesrnn.data import SpeechData, load_speech, prepare_speech
 from bayesrnn.errors import UserError
 from bayesrnn.recipe import read_recipe
 
-OPTIONS = ("--out", "--json", "--help")
-
 
 def prepare(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe for speech.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     settings: Annotated[
@@ -31,7 +30,7 @@ def prepare(
 
     bayesrnn prepare recipes/an4-ml.toml data.path=an4 --out an4-mel
     """
-    check_settings([str(recipe), *(settings or ())], OPTIONS)
+    check_settings(context, [str(recipe), *(settings or ())])
     data = read_recipe(recipe, settings or ()).data
     if not isinstance(data, SpeechData):
         raise UserError(f"{recipe} is a recipe for {data.kind}; only speech is prepared")

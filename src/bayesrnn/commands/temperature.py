@@ -71,8 +71,8 @@ def heat_of(
         generator.set_state(state)
     if found.at_end:
         note(
-            f"the best temperature, {found.temperature:g}, is the last that was tried: the "
-            "probabilities have little to do with what comes"
+            f"the best temperature, {found.temperature:g}, is the last that was tried; one beyond "
+            "it may be better"
         )
     tried = {"temperatures": [asdict(trial) for trial in found.tried]}
     return Heat(found.temperature, {"temperature": found.temperature}, tried)

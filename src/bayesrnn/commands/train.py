@@ -13,10 +13,9 @@ from bayesrnn.recipe import read_recipe
 from bayesrnn.train.loop import train as train_recipe
 from bayesrnn.train.stopping import best_line, line_of
 
-OPTIONS = ("--out", "--start", "--fresh", "--quiet", "--json", "--help")
-
 
 def train(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's .toml file.")],
     settings: Annotated[
         list[str] | None,
@@ -46,7 +45,7 @@ def train(
 
     bayesrnn train runs/book/recipe.toml data.path=new.txt --start runs/book --out runs/more
     """
-    check_settings([str(recipe), *(settings or ())], OPTIONS)
+    check_settings(context, [str(recipe), *(settings or ())])
     out = out or Path("runs") / recipe.stem
     wanted = read_recipe(recipe, settings or ())
     outcome = train_recipe(wanted, out, fresh, quiet, start)

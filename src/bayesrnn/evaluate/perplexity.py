@@ -100,24 +100,28 @@ def score(
 ) -> Scored:
     """Averages over the draws: `losses` gives those of each target under the weights in force,
     [temperatures, n] at a time, each overwritten by the next."""
-    draws = each_draw(model, samples)
-    expected: Tensor | float = 0.0
-    log_sum: Tensor | None = None  # of each target, log of the summed probabilities
+    first, *others = each_draw(model, samples)
     with evaluating(model):
-        for member in draws:
+        if not others:  # then sums are all that is asked for, and little is kept
+            with drawn(first, samples, generator):
+                parts = [(part.sum(dim=1), part.shape[1]) for part in losses(first)]
+            total = torch.stack([part for part, _ in parts]).sum(dim=0)
+            nll = (total / sum(count for _, count in parts)).tolist()
+            return Scored(nll, nll, 1)
+
+        def log_p(member: Bayesian) -> Tensor:
             with drawn(member, samples, generator):
-                if len(draws) == 1:  # then its sum is all that is asked for
-                    parts = [(part.sum(dim=1), part.shape[1]) for part in losses(member)]
-                    total = torch.stack([part for part, _ in parts]).sum(dim=0)
-                    nll = (total / sum(count for _, count in parts)).tolist()
-                    return Scored(nll, nll, 1)
-                log_p = -torch.cat([part.clone() for part in losses(member)], dim=1)
-            expected = expected - log_p.mean(dim=1).cpu() / len(draws)
-            log_sum = log_p if log_sum is None else torch.logaddexp(log_sum, log_p)
-    assert log_sum is not None
-    assert isinstance(expected, Tensor)
-    nll = (math.log(len(draws)) - log_sum.mean(dim=1)).tolist()
-    return Scored(nll, expected.tolist(), len(draws))
+                return -torch.cat([part.clone() for part in losses(member)], dim=1)
+
+        log_sum = log_p(first)  # of each target, log of the summed probabilities
+        expected = -log_sum.mean(dim=1)
+        for member in others:
+            found = log_p(member)
+            expected -= found.mean(dim=1)
+            log_sum = torch.logaddexp(log_sum, found)
+    count = 1 + len(others)
+    nll = (math.log(count) - log_sum.mean(dim=1)).tolist()
+    return Scored(nll, (expected / count).tolist(), count)
 
 
 def token_losses(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
